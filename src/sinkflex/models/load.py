@@ -1,0 +1,113 @@
+"""Loading any Hugging Face causal LM by path, for full training or LoRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sinkflex.attention import hf
+from sinkflex.errors import MissingExtraError, ModelError
+from sinkflex.models.policy import Policy
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters (arXiv 2106.09685) through peft.
+
+    Attributes:
+        rank: inner dimension r.
+        alpha: scale; the update is ``alpha / rank * B @ A``.
+        target_modules: module names, or ``"all-linear"``. Routed experts and the head are never adapted.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: tuple[str, ...] | str = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    tokenizer_path: str | Path | None = None,
+    attention: str = "sinkflex",
+    dtype: str = "float32",
+    device: str = "cpu",
+    lora: LoraSettings | None = None,
+    gradient_checkpointing: bool = False,
+    experts_implementation: str | None = None,
+) -> Policy:
+    """Load a causal LM and its tokenizer from a local folder or a hub name.
+
+    Args:
+        path: folder with ``config.json``, or a hub id where one can be reached.
+        tokenizer_path: where the tokenizer is, when not beside the model.
+        attention: transformers' ``attn_implementation``.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
+        device: torch device of the weights.
+        lora: adapters to train instead of the weights.
+        gradient_checkpointing: recompute activations layer by layer in backward.
+        experts_implementation: transformers' expert kernel, or None for its default.
+
+    Raises:
+        ModelError: the folder has no loadable model or tokenizer, or the dtype is unknown.
+        MissingExtraError: LoRA is asked for and peft is not installed.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"model.dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    hf.register()
+    extra = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=DTYPES[dtype], attn_implementation=attention, **extra
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_path or path))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load a model and tokenizer from {str(path)!r}: {error}") from error
+    return finish_policy(
+        model, tokenizer, device=device, lora=lora, gradient_checkpointing=gradient_checkpointing
+    )
+
+
+def finish_policy(
+    model: Any, tokenizer: Any, *, device: str, lora: LoraSettings | None, gradient_checkpointing: bool
+) -> Policy:
+    """Place a freshly built or loaded model, switch on checkpointing and wrap it for LoRA."""
+    model = model.to(device)
+    model.config.use_cache = False
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    wrapped: nn.Module = model if lora is None else _with_lora(model, lora)
+    return Policy(model=wrapped, tokenizer=tokenizer)
+
+
+def _with_lora(model: Any, settings: LoraSettings) -> nn.Module:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingExtraError("LoRA needs peft; install it with: pip install 'sinkflex[train]'") from error
+    targets = settings.target_modules
+    adapted: nn.Module = get_peft_model(
+        model,
+        LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=0.0,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            task_type="CAUSAL_LM",
+        ),
+    )
+    if model.is_gradient_checkpointing:
+        model.enable_input_require_grads()
+    return adapted

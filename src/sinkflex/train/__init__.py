@@ -1,0 +1,1 @@
+"""The training loop around GRPO: warm start, rollout, update, validation, checkpoints."""

@@ -1,0 +1,168 @@
+"""Warm start: supervised training on oracle dialogues, cached by the hash of everything that shapes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkflex.errors import ModelError
+from sinkflex.models import Policy
+from sinkflex.train.checkpoint import atomic_folder
+from sinkflex.train.demonstrations import TokenRow
+from sinkflex.train.scoring import score_rows
+
+CACHE_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmstartPlan:
+    """How the warm start trains.
+
+    Attributes:
+        steps: optimiser steps.
+        batch_tokens: tokens a step, packed without padding.
+        lr: peak learning rate; linear warm-up over the first 20 steps, then cosine to a tenth.
+        copy_steps: for that many first steps every second batch is short random copying.
+        seed: order of the rows and content of the copy sequences.
+    """
+
+    steps: int
+    batch_tokens: int
+    lr: float
+    copy_steps: int
+    seed: int
+
+
+def cache_key(plan: WarmstartPlan, rows: Sequence[TokenRow], **context: Any) -> str:
+    """Hash everything that decides the warm start's weights.
+
+    Args:
+        plan: training settings.
+        rows: the demonstrations.
+        **context: JSON-ready extras: model shape, tokenizer text, versions.
+    """
+    digest = hashlib.sha256()
+    digest.update(json.dumps([CACHE_FORMAT, asdict(plan), context], sort_keys=True).encode())
+    for row in rows:
+        digest.update(repr((row.ids, row.loss_mask)).encode())
+    return digest.hexdigest()[:20]
+
+
+def copy_rows(
+    *, count: int, token_ids: Sequence[int], separator_id: int, rng: random.Random
+) -> list[TokenRow]:
+    """Make short random sequences followed by themselves; copying them is learned long before dialogues.
+
+    A layout ``a b c | a b c`` with loss on the second half: what to predict is always found by looking back for
+    the token just written, which is the circuit that copies ids into tool calls.
+
+    Args:
+        count: rows to make.
+        token_ids: tokens to draw from (digit pairs and common words).
+        separator_id: token between the two halves.
+        rng: draws lengths (6 to 24) and tokens.
+    """
+    rows = []
+    for _ in range(count):
+        length = rng.randint(6, 24)
+        half = rng.sample(token_ids, k=min(length, len(token_ids)))
+        ids = (*half, separator_id, *half)
+        mask = (*([False] * (len(half) + 1)), *([True] * len(half)))
+        rows.append(TokenRow(ids=ids, loss_mask=mask))
+    return rows
+
+
+def train_warmstart(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    plan: WarmstartPlan,
+    *,
+    copy_token_ids: Sequence[int],
+    separator_id: int,
+    on_step: Callable[[int, float], bool],
+) -> list[float]:
+    """Train on demonstrations in place.
+
+    Args:
+        policy: the policy; all its trainable parameters move.
+        rows: demonstrations; loss on ``loss_mask`` only.
+        plan: settings.
+        copy_token_ids: tokens used by the copy curriculum.
+        separator_id: token between the halves of a copy sequence.
+        on_step: called with (steps done, loss in nats per token) after each step; returning True stops early.
+
+    Returns:
+        Loss of each step on dialogue batches, in nats per trained token.
+
+    Raises:
+        ModelError: the loss is not finite; the message carries the step.
+    """
+    rng = random.Random(plan.seed)
+    optimizer = torch.optim.AdamW(
+        policy.trainable().values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    order: list[TokenRow] = []
+    losses = []
+    for step in range(plan.steps):
+        copying = step < plan.copy_steps and step % 2 == 1
+        if copying:
+            batch = copy_rows(
+                count=max(1, plan.batch_tokens // 48),
+                token_ids=copy_token_ids,
+                separator_id=separator_id,
+                rng=rng,
+            )
+        else:
+            batch = _next_batch(order, rows, plan.batch_tokens, rng)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.lr * _schedule(step, plan.steps)
+        logprobs, _ = score_rows(policy, batch, temperature=1.0)
+        loss = -logprobs.mean()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise ModelError(
+                f"warm start: loss is {value} at step {step}; lower warmstart.lr (now {plan.lr})"
+            )
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.trainable().values(), 1.0)
+        optimizer.step()
+        if not copying:
+            losses.append(value)
+        if on_step(step + 1, value):
+            break
+    return losses
+
+
+def save_warmstart(policy: Policy, folder: Path, record: dict[str, Any]) -> None:
+    """Write the warm policy and a record of how it came about; atomic, so a cache entry is whole or absent."""
+    with atomic_folder(folder) as staging:
+        policy.save(staging / "policy")
+        (staging / "warmstart.json").write_text(json.dumps(record, indent=1, sort_keys=True))
+
+
+def _next_batch(
+    order: list[TokenRow], rows: Sequence[TokenRow], budget: int, rng: random.Random
+) -> list[TokenRow]:
+    batch: list[TokenRow] = []
+    used = 0
+    while used < budget:
+        if not order:
+            order.extend(rows)
+            rng.shuffle(order)
+        batch.append(order.pop())
+        used += len(batch[-1].ids)
+    return batch
+
+
+def _schedule(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / 20)
+    return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / max(1, steps))))

@@ -51,9 +51,7 @@ def group_advantages(
     return centred.to(rewards.dtype)
 
 
-def leave_one_out_advantages(
-    rewards: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def leave_one_out_advantages(rewards: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Subtract from each reward the mean of the *other* members (RLOO, arXiv 2402.14740 section 3).
 
     Args:
@@ -74,32 +72,30 @@ def leave_one_out_advantages(
 def _checked_groups(
     rewards: Float[Tensor, " N"], group_ids: Int[Tensor, " N"]
 ) -> tuple[Int[Tensor, " N"], Float[Tensor, " K"]]:
-    """Return [N] each reward's group index and the [K] group sizes in fp64, after refusing what must not be trained on."""
+    """Return [N] each reward's group index and [K] group sizes in fp64, refusing what must not be trained on."""
     if rewards.ndim != 1 or rewards.shape != group_ids.shape:
         raise AlgorithmError(
-            f"rewards has shape {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)}, expected one [N] for "
-            "both; pass one entry a trajectory"
+            f"rewards has shape {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)}, expected one "
+            "[N] for both; pass one entry a trajectory"
         )
     ids, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
     bad = ~torch.isfinite(rewards)
     if bad.any():
         first = int(bad.nonzero()[0])
         raise AlgorithmError(
-            f"group {int(group_ids[first])} has reward {float(rewards[first])} at index {first}, expected a finite "
-            "number; a failed episode must leave its group, not score"
+            f"group {int(group_ids[first])} has reward {float(rewards[first])} at index {first}, expected a "
+            "finite number; a failed episode must leave its group, not score"
         )
     if (counts < 2).any():
         lone = int(ids[counts < 2][0])
         raise AlgorithmError(
-            f"group {lone} has 1 member, expected at least 2; drop it or sample its task again: alone there is no "
-            "baseline"
+            f"group {lone} has 1 member, expected at least 2; drop it or sample its task again: alone there is "
+            "no baseline"
         )
     return index, counts.double()
 
 
-def _centred(
-    rewards: Float[Tensor, " N"], index: Int[Tensor, " N"], sizes: Float[Tensor, " K"]
-) -> Float[Tensor, " N"]:
+def _centred(rewards: Float[Tensor, " N"], index: Int[Tensor, " N"], sizes: Float[Tensor, " K"]) -> Float[Tensor, " N"]:
     """Return [N] fp64 rewards minus their group's mean; exactly 0 throughout a constant group."""
     values = rewards.detach().double()
     # Measured from the group's minimum, not from 0: a constant group is then all zeros before any rounding,

@@ -53,8 +53,8 @@ class BatchTotals:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise AlgorithmError(
-                    f"BatchTotals.{name} is {value}, expected at least 1; a batch without trained tokens must be "
-                    "skipped before the loss"
+                    f"BatchTotals.{name} is {value}, expected at least 1; a batch without trained tokens must "
+                    "be skipped before the loss"
                 )
 
     @classmethod
@@ -128,7 +128,7 @@ def aggregate(
         return (sums / lengths.clamp(min=1)).sum() / totals.trajectories
     if totals.token_budget is None:
         raise AlgorithmError(
-            "aggregation 'constant' got BatchTotals.token_budget=None; give the run's largest number of trained "
-            "tokens a trajectory, or choose token_mean"
+            "aggregation 'constant' got BatchTotals.token_budget=None; give the run's largest number of "
+            "trained tokens a trajectory, or choose token_mean"
         )
     return kept.sum() / (totals.trajectories * totals.token_budget)

@@ -130,9 +130,7 @@ def mismatch_statistics(
         AlgorithmError: no token is trained.
     """
     if not bool(loss_mask.any()):
-        raise AlgorithmError(
-            "loss_mask has no True, expected at least one trained token to compare logprobs on"
-        )
+        raise AlgorithmError("loss_mask has no True, expected at least one trained token to compare logprobs on")
     old, rollout = old_logprobs.detach()[loss_mask].double(), rollout_logprobs.detach()[loss_mask].double()
     used = weights.detach()[loss_mask].double()
     difference = (old.exp() - rollout.exp()).abs()

@@ -1,4 +1,4 @@
-"""Scores with their uncertainty: mean@k with a 95 % interval, pass@k and pass^k, from a table of tasks by trials."""
+"""Scores of tasks by trials with their uncertainty: mean@k with a 95 % interval, pass@k and pass^k."""
 
 from __future__ import annotations
 
@@ -53,13 +53,12 @@ def mean_at_k(scores: Sequence[Sequence[float]]) -> Estimate:
     squared_error = variance(means) / tasks if tasks > 1 else 0.0
     if all(score in (0.0, 1.0) for row in table for score in row):
         draws = float(tasks)
-        if trials > 1 and squared_error > 0:
-            draws = min(max(value * (1 - value) / squared_error, tasks), tasks * trials)
+        if 0 < value < 1:
+            ceiling = draws * trials
+            draws = min(max(value * (1 - value) / squared_error, draws), ceiling) if squared_error else ceiling
         low, high = wilson_interval(value, draws)
     elif tasks < 2:
-        raise AlgorithmError(
-            "scores has 1 task, expected at least 2 for an interval of scores that are not 0 or 1"
-        )
+        raise AlgorithmError("scores has 1 task, expected at least 2 for an interval of scores that are not 0 or 1")
     else:
         half = Z_95 * math.sqrt(squared_error)
         low, high = value - half, value + half
@@ -117,9 +116,7 @@ def _checked_table(scores: Sequence[Sequence[float]]) -> list[list[float]]:
         )
     for task, row in enumerate(table):
         if not all(math.isfinite(score) for score in row):
-            raise AlgorithmError(
-                f"task {task} has scores {row}, expected finite numbers; leave failed episodes out"
-            )
+            raise AlgorithmError(f"task {task} has scores {row}, expected finite numbers; leave failed episodes out")
     return table
 
 

@@ -1,4 +1,4 @@
-"""What is left out of a batch: groups that teach nothing and trajectories that ran out of length (DAPO, 2503.14476)."""
+"""What a batch leaves out: groups that teach nothing, trajectories cut off by length (DAPO, arXiv 2503.14476)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def is_informative(scores: Sequence[float], *, success_at: float = 1.0) -> bool:
         AlgorithmError: no scores.
     """
     if not scores:
-        raise AlgorithmError(
-            "scores is empty, expected one score a member; drop a group whose episodes all failed"
-        )
+        raise AlgorithmError("scores is empty, expected one score a member; drop a group whose episodes all failed")
     successes = sum(score >= success_at for score in scores)
     return 0 < successes < len(scores)
 

@@ -46,7 +46,7 @@ def k1(
 def k2(
     logprobs: Float[Tensor, " N"], ref_logprobs: Float[Tensor, " N"], loss_mask: Bool[Tensor, " N"]
 ) -> Float[Tensor, " N"]:
-    """Return half the squared log-ratio: biased in value, with the gradient of KL(policy || ref); arguments as ``k1``."""
+    """Return half the squared log-ratio: biased, with the gradient of KL(policy || ref); arguments as ``k1``."""
     return masked_log_ratio(logprobs, ref_logprobs, loss_mask).square() / 2
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -65,8 +65,8 @@ class LossInputs:
             tensor = getattr(self, name)
             if tensor is not None and tuple(tensor.shape) != expected:
                 raise AlgorithmError(
-                    f"LossInputs.{name} has shape {tuple(tensor.shape)}, expected {expected} as logprobs; flatten "
-                    "all rows to one token axis and spread per-trajectory values over their tokens"
+                    f"LossInputs.{name} has shape {tuple(tensor.shape)}, expected {expected} as logprobs; "
+                    "flatten all rows to one token axis and spread per-trajectory values over their tokens"
                 )
         if self.loss_mask.dtype != torch.bool:
             raise AlgorithmError(
@@ -117,6 +117,7 @@ class LossOutput:
     stats: Mapping[str, Statistic]
 
 
+@runtime_checkable
 class _Objective(Protocol):
     def __call__(self, inputs: LossInputs, *, totals: BatchTotals, clip: ClipRange) -> LossOutput: ...
 
@@ -278,7 +279,7 @@ def _clipped_loss(inputs: LossInputs, totals: BatchTotals, clip: ClipRange, how:
 def _pessimistic(
     ratio: Float[Tensor, " N"], advantages: Float[Tensor, " N"], clip: ClipRange
 ) -> tuple[Float[Tensor, " N"], Bool[Tensor, " N"]]:
-    """Return [N] losses ``-min(r A, clip(r) A)`` and [N] True where the clipped branch is the strictly smaller one."""
+    """Return [N] losses ``-min(r A, clip(r) A)`` and [N] True where the clipped branch is strictly smaller."""
     plain = ratio * advantages
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
     return -torch.minimum(plain, bounded), bounded < plain
@@ -308,9 +309,7 @@ def _reduce(
     """Weigh by the mismatch correction, then aggregate."""
     if inputs.correction is not None:
         losses = losses * _masked(inputs.correction, inputs.loss_mask)
-    return aggregate(
-        losses, loss_mask=inputs.loss_mask, trajectory_ids=inputs.trajectory_ids, totals=totals, how=how
-    )
+    return aggregate(losses, loss_mask=inputs.loss_mask, trajectory_ids=inputs.trajectory_ids, totals=totals, how=how)
 
 
 def _masked(values: Float[Tensor, " N"], mask: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
@@ -355,4 +354,4 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
         default_clip=ClipRange(low=1.0, high=4.0),
     ),
 }
-"""Objectives by name. CISPO's upper bound is that of ScaleRL (arXiv 2510.13786); its own source reports none."""
+"""Objectives by name. CISPO's source reports no bounds: ratios up to 5 after ScaleRL (arXiv 2510.13786)."""

@@ -37,5 +37,7 @@ def safe_exp(log_ratio: Float[Tensor, " N"], limit: float = LOG_RATIO_LIMIT) -> 
     the k3 estimator that *reverses* its sign (``exp(clamp(x)) - x - 1`` has derivative -1 for large x),
     pushing the policy away.
     """
-    bounded = log_ratio.clamp(max=limit)
-    return torch.exp(bounded) + math.exp(limit) * (log_ratio - bounded)
+    # Two branches and not one sum: exp(min(x, limit)) + exp(limit) * (x - min(x, limit)) has the same value, but its
+    # gradient cancels two terms of size exp(limit), which costs four digits.
+    tangent = math.exp(limit) * (1 + log_ratio - limit)
+    return torch.where(log_ratio > limit, tangent, torch.exp(log_ratio.clamp(max=limit)))

@@ -1,4 +1,4 @@
-"""Figures that survive being split: microbatches and ranks each report a part, and the merge is the whole batch's."""
+"""Figures that survive being split: microbatches and ranks report parts, the merge is the whole batch's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Chat formats: messages to token ids, sampled ids to actions.
 
-``parse_action`` reads an assistant's raw text; ``get_renderer`` builds the renderer for a model's format over a
-``FastTokenizer``. An own format is a class with ``Renderer``'s methods, added to ``RENDERERS`` under its name.
+``parse_action`` reads an assistant's raw text; ``get_renderer`` builds the renderer for a model's format over
+a ``FastTokenizer``. An own format is a class with ``Renderer``'s methods, added to ``RENDERERS`` under its
+name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def get_renderer(name: str, tokenizer: Tokenizer) -> Renderer:
         tokenizer: what it encodes with; wrap a Hugging Face tokenizer in ``FastTokenizer`` first.
 
     Raises:
-        ChatError: the name is unknown (the message gives the nearest), or the tokenizer lacks a control token.
+        ChatError: the name is unknown, or the tokenizer lacks a control token.
     """
     if name not in RENDERERS:
         raise ChatError(unknown_name("chat format", name, RENDERERS))

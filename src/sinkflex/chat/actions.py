@@ -44,20 +44,19 @@ def check_parses_back(message: Message, text: str, *, action_format: ActionForma
         action_format: the format it was written in.
 
     Raises:
-        ChatError: the message is not the assistant's, is empty or mixed, or its text would be read differently.
+        ChatError: the message is not the assistant's, is empty or mixed, or its text would be read
+            differently.
     """
     if message.role is not Role.ASSISTANT:
-        raise ChatError(
-            f"message.role is {str(message.role)!r}; only an assistant's message can be an action"
-        )
+        raise ChatError(f"message.role is {str(message.role)!r}; only an assistant's message can be an action")
     parsed = parse_action(text, action_format=action_format)
     if not isinstance(parsed, ParsedAction):
         raise ChatError(f"message cannot be written as a {action_format} action: {parsed.reason}")
     wanted = (message.content.strip(), _calls(message.tool_calls), (message.reasoning or "").strip())
     if (parsed.content, _calls(parsed.tool_calls), parsed.reasoning or "") != wanted:
         raise ChatError(
-            f"message would be read back differently as a {action_format} action; its text spells the format's own "
-            "marks, or its arguments are not plain JSON"
+            f"message would be read back differently as a {action_format} action; its text spells the format's "
+            "own marks, or its arguments are not plain JSON"
         )
 
 

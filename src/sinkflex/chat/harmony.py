@@ -1,8 +1,9 @@
 """The harmony format of gpt-oss and of the tiny policies shaped like it.
 
-``style="compact"`` spends as few tokens as it can and is what the embedded policies learn. ``style="full"`` is what
-the released gpt-oss models were trained on: a system message with knowledge cutoff, reasoning effort and valid
-channels, and a developer message with the policy as instructions and the tools as a TypeScript namespace.
+``style="compact"`` spends as few tokens as it can and is what the embedded policies learn. ``style="full"``
+is what the released gpt-oss models were trained on: a system message with knowledge cutoff, reasoning effort
+and valid channels, and a developer message with the policy as instructions and the tools as a TypeScript
+namespace.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from sinkflex.chat.actions import check_parses_back, compact_json
 from sinkflex.chat.parsing import ActionFormat
-from sinkflex.chat.protocol import Piece, Tokenizer, assemble, control_ids
+from sinkflex.chat.protocol import Piece, Tokenizer, assemble, control_ids, end_of_text_ids
 from sinkflex.chat.typescript import tool_namespace
 from sinkflex.errors import ChatError, unknown_name
 from sinkflex.types import Message, Role, ToolSchema
@@ -29,11 +30,13 @@ _TOOL_CHANNEL = "Calls to these tools must go to the commentary channel: 'functi
 class HarmonyRenderer:
     """Renders harmony over a tokenizer that has its control tokens.
 
-    A turn that was sampled ends in ``<|return|>`` or ``<|call|>`` and stays so; a harmony library that renders the
-    history anew would write ``<|end|>`` for the former and drop earlier analysis. That would change sampled tokens.
+    A turn that was sampled ends in ``<|return|>`` or ``<|call|>`` and stays so; a harmony library that
+    renders the history anew would write ``<|end|>`` for the former and drop earlier analysis. That would
+    change sampled tokens.
     """
 
     name = "harmony"
+    stop_ids: frozenset[int]
 
     def __init__(
         self,
@@ -47,12 +50,12 @@ class HarmonyRenderer:
         """Look up the control tokens.
 
         Args:
-            tokenizer: has ``<|start|> <|channel|> <|message|> <|end|> <|call|> <|return|>``; ``full`` also wants
-                ``<|constrain|>``.
+            tokenizer: has ``<|start|> <|channel|> <|message|> <|end|> <|call|> <|return|>``; ``full`` also
+                wants ``<|constrain|>``.
             style: ``"compact"`` for the embedded policies, ``"full"`` for released gpt-oss models.
             reasoning_effort: stated in the system message (``full`` only).
-            current_date: ``YYYY-MM-DD`` for the system message, None leaves the line out so that a run does not
-                depend on the day (``full`` only).
+            current_date: ``YYYY-MM-DD`` for the system message, None leaves the line out so that a run does
+                not depend on the day (``full`` only).
             knowledge_cutoff: ``YYYY-MM`` for the system message (``full`` only).
 
         Raises:
@@ -70,10 +73,11 @@ class HarmonyRenderer:
         self._constrain: tuple[Piece, ...] = ()
         if self._full:
             self._constrain = (" ", *control_ids(tokenizer, ("<|constrain|>",), renderer=self.name), "json")
-        end_of_text = tokenizer.token_to_id("<|endoftext|>")
-        self.stop_ids = frozenset({self._call, self._return} | ({end_of_text} - {None}))
+        self.stop_ids = frozenset((self._call, self._return, *end_of_text_ids(tokenizer)))
         date = "" if current_date is None else f"\nCurrent date: {current_date}"
-        self._preamble = f"{_IDENTITY}\nKnowledge cutoff: {knowledge_cutoff}{date}\n\nReasoning: {reasoning_effort}\n\n{_CHANNELS}"
+        self._preamble = (
+            f"{_IDENTITY}\nKnowledge cutoff: {knowledge_cutoff}{date}\n\nReasoning: {reasoning_effort}\n\n{_CHANNELS}"
+        )
 
     def prompt(self, *, system: str, tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[int]:
         """Render the start of an episode; see ``Renderer.prompt``."""
@@ -121,8 +125,8 @@ class HarmonyRenderer:
             if message.role is Role.ASSISTANT:
                 # Said before the policy's first action, so it is history and not a sampled turn.
                 action = self._action(message)
-                pieces += [self._start, "assistant", *action[:-1]]
-                pieces.append(self._call if message.tool_calls else self._end)
+                ending = self._call if message.tool_calls else self._end
+                pieces += [*self._generation_prompt(), *action[:-1], ending]
             elif message.role is Role.TOOL:
                 pieces += self._tool_reply(message)
             else:
@@ -131,10 +135,8 @@ class HarmonyRenderer:
 
     def _tool_reply(self, message: Message) -> list[Piece]:
         if not message.name:
-            raise ChatError(
-                "a tool message has no name; harmony writes it as the reply's author, so set Message.name"
-            )
-        author = [self._start, f"functions.{message.name} to=assistant", self._channel, "commentary"]
+            raise ChatError("a tool message has no name; harmony writes it as the reply's author, so set Message.name")
+        author: list[Piece] = [self._start, f"functions.{message.name} to=assistant", self._channel, "commentary"]
         return [*author, self._message, message.content, self._end]
 
     def _action(self, message: Message) -> list[Piece]:

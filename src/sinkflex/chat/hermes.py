@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from sinkflex.chat.actions import check_parses_back, spaced_json
 from sinkflex.chat.parsing import ActionFormat
-from sinkflex.chat.protocol import Piece, Tokenizer, assemble, control_ids
+from sinkflex.chat.protocol import Piece, Tokenizer, assemble, control_ids, end_of_text_ids
 from sinkflex.types import Message, Role, ToolSchema
 
 _TOOLS_BEFORE = (
@@ -24,38 +24,34 @@ _TOOLS_AFTER = (
 class HermesRenderer:
     """Renders ChatML over a tokenizer that has ``<|im_start|>`` and ``<|im_end|>``.
 
-    ``<tool_call>``, ``<tool_response>`` and ``<think>`` are control tokens where the vocabulary has them and ordinary
-    text where it has not.
+    ``<tool_call>``, ``<tool_response>`` and ``<think>`` are control tokens where the vocabulary has them and
+    ordinary text where it has not.
     """
 
     name = "hermes"
+    stop_ids: frozenset[int]
 
     def __init__(self, tokenizer: Tokenizer, *, thinking: bool = True) -> None:
         """Look up the control tokens.
 
         Args:
             tokenizer: has ``<|im_start|>`` and ``<|im_end|>``.
-            thinking: False ends every generation prompt with an empty ``<think>`` block, which is how Qwen3 is told
-                to answer at once.
+            thinking: False ends every generation prompt with an empty ``<think>`` block, which is how Qwen3
+                is told to answer at once.
 
         Raises:
             ChatError: a control token is missing.
         """
         self._tokenizer = tokenizer
         self._start, self._end = control_ids(tokenizer, ("<|im_start|>", "<|im_end|>"), renderer=self.name)
-        end_of_text = tokenizer.token_to_id("<|endoftext|>")
-        self.stop_ids = frozenset({self._end} | ({end_of_text} - {None}))
+        self.stop_ids = frozenset((self._end, *end_of_text_ids(tokenizer)))
         self._no_thinking: list[Piece] = []
         if not thinking:
             self._no_thinking = [self._mark("<think>"), "\n\n", self._mark("</think>"), "\n\n"]
 
     def prompt(self, *, system: str, tools: Sequence[ToolSchema], messages: Sequence[Message]) -> list[int]:
         """Render the start of an episode; see ``Renderer.prompt``."""
-        head = (
-            [self._start, "system\n", *self._system(system, tools), self._end, "\n"]
-            if system or tools
-            else []
-        )
+        head = [self._start, "system\n", *self._system(system, tools), self._end, "\n"] if system or tools else []
         return assemble(self._tokenizer, [*head, *self._body(messages), *self._generation_prompt()])
 
     def observation(self, messages: Sequence[Message], *, last_id: int) -> list[int]:

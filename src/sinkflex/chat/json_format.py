@@ -1,4 +1,4 @@
-"""A format for any tokenizer with an end token: each message is a role on one line and a JSON value on the next.
+"""A format for any tokenizer with an end token: a role on one line, a JSON value on the next.
 
 ::
 
@@ -27,9 +27,9 @@ from sinkflex.types import Message, Role, ToolSchema
 
 
 class JSONRenderer:
-    """Renders messages as role lines and JSON lines; an action is ``{"content": ...}``, a call, or a list of calls.
+    """Renders messages as role lines and JSON lines.
 
-    Reasoning has no place in this format.
+    An action is ``{"content": ...}``, a call, or a list of calls. Reasoning has no place in this format.
     """
 
     name = "json"
@@ -45,8 +45,7 @@ class JSONRenderer:
         """
         if tokenizer.eos_id is None:
             raise ChatError(
-                "the tokenizer names no end token, which the 'json' renderer stops at; "
-                "pass eos_token to FastTokenizer"
+                "the tokenizer names no end token, which the 'json' renderer stops at; pass eos_token to FastTokenizer"
             )
         self._tokenizer = tokenizer
         self._eos = tokenizer.eos_id
@@ -57,8 +56,7 @@ class JSONRenderer:
         head = f"system\n{compact_json(system)}\n"
         if tools:
             signatures = [
-                {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-                for tool in tools
+                {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
             ]
             head += f"tools\n{compact_json(signatures)}\n"
         return assemble(self._tokenizer, [head, *self._body(messages), "assistant\n"])
@@ -69,7 +67,7 @@ class JSONRenderer:
         return assemble(self._tokenizer, [*closing, *self._body(messages), "assistant\n"])
 
     def action_text(self, ids: Sequence[int]) -> str:
-        """Return sampled ids as raw text, without the end token, whose spelling differs between tokenizers."""
+        """Return sampled ids as raw text without the end token, whose spelling differs."""
         kept = list(ids[:-1] if ids and ids[-1] == self._eos else ids)
         return self._tokenizer.decode(kept)
 

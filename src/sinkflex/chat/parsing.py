@@ -1,8 +1,8 @@
 """The one strict parser of an assistant's raw text.
 
 An action is either tool calls or one message to the user. Everything else is a ``MalformedAction`` whose
-reason the model can act on: text that was meant as a tool call must never reach the user as chat because a brace
-was missing. Four formats are known; ``ActionFormat.AUTO`` picks one from the text's own marks:
+reason the model can act on: text that was meant as a tool call must never reach the user as chat because a
+brace was missing. Four formats are known; ``ActionFormat.AUTO`` picks one from the text's own marks:
 
 ==========  ===========================================================================================
 harmony     ``<|channel|>commentary to=functions.get_line<|message|>{"line_id":"4783"}<|call|>``
@@ -78,9 +78,7 @@ class _Malformed(Exception):
     """Carries the reason from where it is found to ``parse_action``."""
 
 
-def parse_action(
-    text: str, *, action_format: ActionFormat = ActionFormat.AUTO
-) -> ParsedAction | MalformedAction:
+def parse_action(text: str, *, action_format: ActionFormat = ActionFormat.AUTO) -> ParsedAction | MalformedAction:
     """Read an assistant's raw text.
 
     Args:
@@ -114,9 +112,7 @@ def _detect(text: str) -> ActionFormat:
 
 def _checked(action: ParsedAction) -> ParsedAction:
     if action.content and action.tool_calls:
-        raise _Malformed(
-            "The action mixes a message to the user with tool calls; send one now, the other next turn."
-        )
+        raise _Malformed("The action mixes a message to the user with tool calls; send one now, the other next turn.")
     if not action.content and not action.tool_calls:
         raise _Malformed("The action is empty; call a tool or write a message to the user.")
     if len(action.tool_calls) > MAX_TOOL_CALLS:
@@ -252,9 +248,7 @@ def _parse_harmony(text: str) -> ParsedAction:
         raise _Malformed("The action has more than one final message; send a single one.")
     if thoughts and not finals and not calls:
         raise _Malformed("The action only thinks; go on to the final channel or to a tool call.")
-    return ParsedAction(
-        content="".join(finals), tool_calls=tuple(calls), reasoning="\n\n".join(thoughts) or None
-    )
+    return ParsedAction(content="".join(finals), tool_calls=tuple(calls), reasoning="\n\n".join(thoughts) or None)
 
 
 def _harmony_messages(text: str) -> list[_HarmonyMessage]:
@@ -296,9 +290,7 @@ def _harmony_message(header: str, body: str) -> _HarmonyMessage:
     strange = [word for word in rest if not word.startswith("to=")]
     if strange or len(recipients) > 1:
         shown = strange[0] if strange else f"to={recipients[1]}"
-        raise _Malformed(
-            f"The header holds {shown[:40]!r}; write the channel and, for a tool, to=functions.NAME."
-        )
+        raise _Malformed(f"The header holds {shown[:40]!r}; write the channel and, for a tool, to=functions.NAME.")
     if recipients and channel == "final":
         raise _Malformed("A tool call is on the final channel; put it on the commentary channel.")
     return _HarmonyMessage(channel=channel, recipient=recipients[0] if recipients else None, body=body)

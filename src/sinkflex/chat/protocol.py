@@ -1,8 +1,8 @@
 """What a chat format must offer, and the tokenizer it stands on.
 
-Rendering is incremental. ``prompt`` is called once; after each sampled action ``observation`` gives the ids up to
-the next generation. Their concatenation *is* the transcript: nothing is rendered twice, so what was sampled is what
-is trained on. One call-and-answer exchange in harmony::
+Rendering is incremental. ``prompt`` is called once; after each sampled action ``observation`` gives the ids
+up to the next generation. Their concatenation *is* the transcript: nothing is rendered twice, so what was
+sampled is what is trained on. One call-and-answer exchange in harmony::
 
     prompt       <|start|>system<|message|>Be brief.<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant
     sampled      <|channel|>commentary to=functions.get_line<|message|>{"line_id":"4783"}<|call|>
@@ -137,7 +137,13 @@ def control_ids(tokenizer: Tokenizer, tokens: Sequence[str], *, renderer: str) -
     missing = [token for token, token_id in zip(tokens, found, strict=True) if token_id is None]
     if missing:
         raise ChatError(
-            f"the tokenizer has no control token {', '.join(missing)}, which the {renderer!r} renderer needs; "
-            "choose the renderer the model was trained with ('json' works with any tokenizer that has an end token)"
+            f"the tokenizer has no control token {', '.join(missing)}, which the {renderer!r} renderer "
+            "needs; choose the renderer the model was trained with ('json' works with any end token)"
         )
     return [token_id for token_id in found if token_id is not None]
+
+
+def end_of_text_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the id of ``<|endoftext|>`` if the tokenizer has it; models may end a turn with it."""
+    token_id = tokenizer.token_to_id("<|endoftext|>")
+    return () if token_id is None else (token_id,)

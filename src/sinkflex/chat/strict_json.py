@@ -33,8 +33,8 @@ def strict_loads(text: str) -> JSONValue:
 
     Raises:
         StrictJSONError: the text is not JSON, an object repeats a key, a number is not finite or has
-            thousands of digits, nesting is deeper than ``MAX_DEPTH``, or a string holds a control character or a lone
-            surrogate.
+            thousands of digits, nesting is deeper than ``MAX_DEPTH``, or a string holds a control character
+            or a lone surrogate.
     """
     try:
         value = _DECODER.decode(text)

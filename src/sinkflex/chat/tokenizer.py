@@ -1,7 +1,7 @@
 """Adapter that makes a Hugging Face fast tokenizer, or a ``tokenizers.Tokenizer``, safe for untrusted text.
 
-A plain ``encode`` turns the text "<|start|>" into the control token, so a user or a tool could forge a turn. The
-adapter keeps a private copy of the tokenizer that does not know its control tokens.
+A plain ``encode`` turns the text "<|start|>" into the control token, so a user or a tool could forge a turn.
+The adapter keeps a private copy of the tokenizer that does not know its control tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from sinkflex.errors import ChatError
@@ -21,16 +22,18 @@ _USUAL_END_TOKENS = ("<|return|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", 
 class FastTokenizer:
     """Encodes text without control tokens, decodes with them.
 
-    Control tokens are the tokenizer's special tokens and every added token spelled like a tag (``<tool_call>``).
+    Control tokens are the tokenizer's special tokens and every added token spelled like a tag
+    (``<tool_call>``).
     """
 
     def __init__(self, tokenizer: Any, *, eos_token: str | None = None) -> None:
         """Wrap a tokenizer.
 
         Args:
-            tokenizer: a ``tokenizers.Tokenizer``, or a ``transformers`` fast tokenizer around one. It is not changed.
-            eos_token: the token that ends a text; by default the tokenizer's own, or the first of the usual ones
-                that it has.
+            tokenizer: a ``tokenizers.Tokenizer``, or a ``transformers`` fast tokenizer around one. It is not
+                changed.
+            eos_token: the token that ends a text; by default the tokenizer's own, or the first of the usual
+                ones that it has.
 
         Raises:
             ChatError: the object has no fast backend, or ``eos_token`` is not one of its control tokens.
@@ -38,8 +41,8 @@ class FastTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str") or not hasattr(backend, "get_added_tokens_decoder"):
             raise ChatError(
-                f"tokenizer is a {type(tokenizer).__name__}; expected a tokenizers.Tokenizer or a transformers fast "
-                "tokenizer (load it with AutoTokenizer, which picks the fast one where there is one)"
+                f"tokenizer is a {type(tokenizer).__name__}; expected a tokenizers.Tokenizer or a transformers "
+                "fast tokenizer (AutoTokenizer loads the fast one where there is one)"
             )
         self._backend = backend
         state = json.loads(backend.to_str())
@@ -74,9 +77,10 @@ class FastTokenizer:
         ids: list[int] = self._ordinary.encode(text, add_special_tokens=False).ids
         if self._control_ids.isdisjoint(ids):
             return ids
-        # A word-level vocabulary may hold the control token as a word: cut each spelling after its first character.
+        # A word-level vocabulary may hold the control token as a word: cut each spelling after its first
+        # character.
         cuts = [0, *(match.start() + 1 for match in self._literals.finditer(text)), len(text)]
-        parts = [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+        parts = [text[start:end] for start, end in pairwise(cuts)]
         ids = [i for part in parts for i in self._ordinary.encode(part, add_special_tokens=False).ids]
         if not self._control_ids.isdisjoint(ids):
             raise ChatError(
@@ -96,9 +100,7 @@ class FastTokenizer:
         return self._control.get(token)
 
     def _without_control_tokens(self, state: JSONObject) -> Any:
-        state["added_tokens"] = [
-            token for token in state["added_tokens"] if token["content"] not in self._control
-        ]
+        state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in self._control]
         # The post-processor only adds special tokens; truncation and padding belong to batches, not to chat.
         state.update(post_processor=None, truncation=None, padding=None)
         return type(self._backend).from_str(json.dumps(state))

@@ -1,4 +1,8 @@
-"""Tool schemas as the TypeScript-like namespace that gpt-oss models read in their developer message."""
+"""Tool schemas as the TypeScript-like namespace that gpt-oss models read in their developer message.
+
+The layout is, character for character, that of the ``openai-harmony`` library, whose rendering the models were
+trained on; its oddities (a nested object's description stands twice, the second time before the brace) included.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Sequence
 from sinkflex.types import JSONObject, ToolSchema
 
 _INDENT = "    "
+_WORDS = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def tool_namespace(name: str, tools: Sequence[ToolSchema]) -> str:
@@ -15,59 +20,57 @@ def tool_namespace(name: str, tools: Sequence[ToolSchema]) -> str:
 
     Args:
         name: the namespace, ``"functions"`` for tools the caller supplies.
-        tools: their JSON schemas. Types, enums, lists, nested objects, unions by type list, defaults and
-            descriptions are written out; what the notation has no word for (``anyOf``, ``$ref``) becomes ``any``.
+        tools: their JSON schemas. Types, enums, lists, nested objects, unions by type list, titles, examples,
+            defaults and descriptions are written out; what the notation has no word for (``anyOf``, ``$ref``)
+            becomes ``any``.
     """
     lines = [f"## {name}", "", f"namespace {name} {{", ""]
     for tool in tools:
         lines += [f"// {line}" for line in tool.description.splitlines()]
-        if tool.parameters.get("properties") is None:
-            lines.append(f"type {tool.name} = () => any;")
-        else:
-            lines.append(f"type {tool.name} = (_: {{")
-            lines += _fields(tool.parameters, indent="")
-            lines.append("}) => any;")
-        lines.append("")
+        lines += [f"type {tool.name} = (_: {_type(tool.parameters, indent='', is_root=True)}) => any;", ""]
     return "\n".join([*lines, f"}} // namespace {name}"])
 
 
-def _fields(schema: JSONObject, *, indent: str) -> list[str]:
+def _fields(schema: JSONObject, *, indent: str) -> str:
     required = schema.get("required", ())
-    lines = []
+    lines: list[str] = []
     for name, field in schema.get("properties", {}).items():
-        if field.get("description"):
-            lines.append(f"{indent}// {field['description']}")
+        lines += [f"{indent}// {line}".rstrip() for line in _comments(field)]
         mark = "" if name in required else "?"
         comment = f" // default: {_default(field)}" if "default" in field else ""
         lines.append(f"{indent}{name}{mark}: {_type(field, indent=indent)},{comment}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _comments(field: JSONObject) -> list[str]:
+    lines = [field["title"], ""] if field.get("title") else []
+    lines += [field["description"]] if field.get("description") else []
+    examples = [example for example in field.get("examples", ()) if isinstance(example, str)]
+    lines += ["Examples:", *(f"- {_json(example)}" for example in examples)] if examples else []
     return lines
 
 
 def _default(field: JSONObject) -> str:
     default = field["default"]
-    return (
-        default if isinstance(default, str) and "enum" in field else json.dumps(default, ensure_ascii=False)
-    )
+    return default if isinstance(default, str) and "enum" in field else _json(default)
 
 
-def _type(schema: JSONObject, *, indent: str) -> str:
+def _type(schema: JSONObject, *, indent: str, is_root: bool = False) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
-        written = " | ".join(_type({**schema, "type": one}, indent=indent) for one in kind)
-    elif kind == "object":
-        inner = "".join(line + "\n" for line in _fields(schema, indent=indent + _INDENT))
-        written = "{\n" + inner + indent + _INDENT + "}"
+        return " | ".join(_WORDS.get(word, word) for word in map(str, kind))
+    if kind == "object":
+        inner = indent if is_root else indent + _INDENT
+        comment = f"{inner}// {schema['description']}\n" if schema.get("description") else ""
+        written = f"{comment}{{\n{_fields(schema, indent=inner)}{inner}}}"
     elif kind == "array":
-        written = _type(schema.get("items", {}), indent=indent) + "[]"
+        written = f"{_type(schema['items'], indent=indent)}[]" if "items" in schema else "Array<any>"
     elif kind == "string" and schema.get("enum"):
-        written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in schema["enum"])
+        written = " | ".join(f'"{choice}"' for choice in schema["enum"])
     else:
-        words = {
-            "string": "string",
-            "integer": "number",
-            "number": "number",
-            "boolean": "boolean",
-            "null": "null",
-        }
-        written = words.get(str(kind), "any")
+        written = _WORDS.get(str(kind), "any")
     return f"{written} | null" if schema.get("nullable") else written
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

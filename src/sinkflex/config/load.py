@@ -10,7 +10,6 @@ from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from sinkflex.config.layers import KeyPath, Layer, file_layers, merge, override_layer
 from sinkflex.config.recipe import Recipe
@@ -94,7 +93,7 @@ def _path(dotted: str) -> KeyPath:
     return tuple(part.strip() for part in dotted.split("."))
 
 
-def _complaint(detail: ErrorDetails, layers: Sequence[Layer]) -> str:
+def _complaint(detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
     """One line: where, which key, what was received, what was expected."""
     path = tuple(str(part) for part in detail["loc"])
     holders = [layer for layer in layers if path and layer.holds(path)]

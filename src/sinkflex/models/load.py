@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -75,9 +75,7 @@ def load_policy(
         tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_path or path))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load a model and tokenizer from {str(path)!r}: {error}") from error
-    return finish_policy(
-        model, tokenizer, device=device, lora=lora, gradient_checkpointing=gradient_checkpointing
-    )
+    return finish_policy(model, tokenizer, device=device, lora=lora, gradient_checkpointing=gradient_checkpointing)
 
 
 def finish_policy(
@@ -102,7 +100,7 @@ def _with_lora(model: Any, settings: LoraSettings) -> nn.Module:
         model,
         LoraConfig(
             r=settings.rank,
-            lora_alpha=settings.alpha,
+            lora_alpha=cast(int, settings.alpha),  # peft takes any number
             lora_dropout=0.0,
             target_modules=targets if isinstance(targets, str) else list(targets),
             task_type="CAUSAL_LM",

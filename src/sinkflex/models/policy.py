@@ -87,3 +87,20 @@ class Policy:
         """Write weights, config and tokenizer in Hugging Face format (adapters only, under LoRA)."""
         cast(Any, self.model).save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Take over the weights that ``save`` wrote, exactly.
+
+        Raises:
+            ModelError: the folder's weights do not fit this model.
+        """
+        try:
+            if self.is_lora:
+                from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+                set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
+                return
+            stored = type(self.causal_lm).from_pretrained(folder, dtype=self.causal_lm.dtype)
+            self.model.load_state_dict(stored.state_dict())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ModelError(f"weights in {folder} do not fit this policy: {error}") from error

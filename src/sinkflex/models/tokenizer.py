@@ -8,7 +8,7 @@ tokens of a closed set of one hundred; a word with its leading space is one piec
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -80,10 +80,16 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
 
 def wrap_tokenizer(backend: Any) -> PreTrainedTokenizerFast:
     """Give a raw ``tokenizers.Tokenizer`` with harmony's special tokens the Hugging Face interface."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<|pad|>",
-        eos_token="<|return|>",
-        additional_special_tokens=[token for token in HARMONY_SPECIAL_TOKENS if token not in ("<|pad|>", "<|return|>")],
-        clean_up_tokenization_spaces=False,
+    build: Any = PreTrainedTokenizerFast
+    return cast(
+        PreTrainedTokenizerFast,
+        build(
+            tokenizer_object=backend,
+            pad_token="<|pad|>",
+            eos_token="<|return|>",
+            additional_special_tokens=[
+                token for token in HARMONY_SPECIAL_TOKENS if token not in ("<|pad|>", "<|return|>")
+            ],
+            clean_up_tokenization_spaces=False,
+        ),
     )

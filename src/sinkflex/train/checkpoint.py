@@ -111,7 +111,7 @@ class CheckpointStore:
                 write_policy(staging / "policy")
                 torch.save(tensors, staging / "trainer.pt")
                 (staging / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
-                _write_manifest(staging, {"format": FORMAT, "step": step, "score": score})
+                write_manifest(staging, {"step": step, "score": score})
             except RuntimeError as error:
                 # torch and safetensors report a full disk as RuntimeError.
                 raise OSError(str(error)) from error
@@ -190,11 +190,10 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def _write_manifest(folder: Path, record: dict[str, Any]) -> None:
-    files = {
-        str(path.relative_to(folder)): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    (folder / MANIFEST).write_text(json.dumps({**record, "files": files}, indent=1, sort_keys=True))
+def write_manifest(folder: Path, record: dict[str, Any]) -> None:
+    """Record every file's hash beside ``record``; the last thing written into a folder."""
+    files = {str(path.relative_to(folder)): _sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    (folder / MANIFEST).write_text(json.dumps({**record, "format": FORMAT, "files": files}, indent=1, sort_keys=True))
 
 
 def _sha256(path: Path) -> str:

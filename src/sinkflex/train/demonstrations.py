@@ -19,6 +19,7 @@ from sinkflex.errors import EnvError
 from sinkflex.types import Message, ToolSchema
 
 _MAX_ACTIONS = 400
+_HEADER_WORDS = "system developer user assistant analysis commentary final"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +119,7 @@ def render_dialogue(dialogue: Dialogue, renderer: Renderer, *, with_tools: bool)
     Returns:
         Its tokens, with ``loss_mask`` True on the agent's own.
     """
-    ids = renderer.prompt(
-        system=dialogue.system, tools=dialogue.tools if with_tools else (), messages=dialogue.opening
-    )
+    ids = renderer.prompt(system=dialogue.system, tools=dialogue.tools if with_tools else (), messages=dialogue.opening)
     mask = [False] * len(ids)
     for index, (action, observed) in enumerate(dialogue.exchanges):
         sampled = renderer.action_ids(action)
@@ -147,9 +146,5 @@ def dialogue_texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:
                 yield f"commentary to=functions.{call.name}"
                 yield json.dumps(dict(call.arguments), separators=(",", ":"))
             for message in observed:
-                yield (
-                    f"functions.{message.name} to=assistant"
-                    if message.name
-                    else "final analysis system developer"
-                )
+                yield (f"functions.{message.name} to=assistant" if message.name else "final analysis system developer")
                 yield message.content

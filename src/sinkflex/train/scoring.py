@@ -80,9 +80,7 @@ def score_microbatch(
     policy: Policy, batch: Microbatch, *, temperature: float, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Logprobs [n] (and entropies [n]) of a microbatch's trained tokens, with gradient where grad mode is on."""
-    hidden = policy.hidden_states(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, layout=batch.layout
-    )
+    hidden = policy.hidden_states(input_ids=batch.input_ids, position_ids=batch.position_ids, layout=batch.layout)
     head = OutputHead.from_module(policy.output_embedding, softcap=policy.final_softcap)
     scored = token_logprobs(
         hidden[0].index_select(0, batch.predictors),

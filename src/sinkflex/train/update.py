@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -175,22 +176,16 @@ class PolicyUpdater:
         old = torch.empty_like(rollout)
         reference = torch.empty_like(rollout) if self.reference is not None else None
         with torch.no_grad():
-            for micro in plan_microbatches(
-                batch.rows, token_budget=settings.microbatch_tokens, device=device
-            ):
+            for micro in plan_microbatches(batch.rows, token_budget=settings.microbatch_tokens, device=device):
                 old[micro.flat] = score_microbatch(self.policy, micro, temperature=settings.temperature)[0]
                 if reference is not None and self.reference is not None:
                     reference[micro.flat] = self.reference.score(micro, temperature=settings.temperature)
         trained = torch.ones_like(owner, dtype=torch.bool)
-        weights = importance_weights(
-            old, rollout, loss_mask=trained, trajectory_ids=owner, level=WeightLevel.TOKEN
-        )
+        weights = importance_weights(old, rollout, loss_mask=trained, trajectory_ids=owner, level=WeightLevel.TOKEN)
         if settings.correction == "tis":
             weights = truncate_weights(weights, cap=settings.correction_cap)
         elif settings.correction == "mis":
-            weights = mask_weights(
-                weights, weights, low=1 / settings.correction_cap, high=settings.correction_cap
-            )
+            weights = mask_weights(weights, weights, low=1 / settings.correction_cap, high=settings.correction_cap)
         figures = mismatch_statistics(old, rollout, loss_mask=trained, weights=weights)
         fixed = _Fixed(
             owner=owner,
@@ -208,13 +203,9 @@ class PolicyUpdater:
         self.optimizer.zero_grad(set_to_none=True)
         rows = [batch.rows[index] for index in members]
         place = torch.cat([torch.nonzero(fixed.owner == index)[:, 0] for index in members])
-        totals = BatchTotals(
-            tokens=len(place), trajectories=len(members), token_budget=self.settings.token_budget
-        )
+        totals = BatchTotals(tokens=len(place), trajectories=len(members), token_budget=self.settings.token_budget)
         self.policy.model.train()
-        for micro in plan_microbatches(
-            rows, token_budget=self.settings.microbatch_tokens, device=self.policy.device
-        ):
+        for micro in plan_microbatches(rows, token_budget=self.settings.microbatch_tokens, device=self.policy.device):
             yield self._backward(micro, place[micro.flat], fixed, totals)
 
     def _backward(
@@ -223,9 +214,7 @@ class PolicyUpdater:
         settings = self.settings
         objective = POLICY_LOSSES[settings.loss]
         # The entropy's backward is another pass over the vocabulary: asked for only where it is used or cheap to show.
-        logprobs, entropy = score_microbatch(
-            self.policy, micro, temperature=settings.temperature, with_entropy=True
-        )
+        logprobs, entropy = score_microbatch(self.policy, micro, temperature=settings.temperature, with_entropy=True)
         owner, trained = fixed.owner[place], torch.ones_like(place, dtype=torch.bool)
         output = objective(
             LossInputs(
@@ -243,9 +232,7 @@ class PolicyUpdater:
         figures = dict(output.stats)
 
         def reduced(values: Tensor) -> Tensor:
-            return aggregate(
-                values, loss_mask=trained, trajectory_ids=owner, totals=totals, how=objective.aggregation
-            )
+            return aggregate(values, loss_mask=trained, trajectory_ids=owner, totals=totals, how=objective.aggregation)
 
         if entropy is not None:
             figures["entropy"] = Statistic.mean(entropy, trained)
@@ -283,4 +270,4 @@ def _split(count: int, parts: int, order: random.Random) -> list[list[int]]:
         order.shuffle(indices)
     parts = min(parts, count)
     bounds = [round(part * count / parts) for part in range(parts + 1)]
-    return [indices[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [indices[low:high] for low, high in pairwise(bounds)]

@@ -15,7 +15,7 @@ import torch
 
 from sinkflex.errors import ModelError
 from sinkflex.models import Policy
-from sinkflex.train.checkpoint import atomic_folder
+from sinkflex.train.checkpoint import atomic_folder, write_manifest
 from sinkflex.train.demonstrations import TokenRow
 from sinkflex.train.scoring import score_rows
 
@@ -56,9 +56,7 @@ def cache_key(plan: WarmstartPlan, rows: Sequence[TokenRow], **context: Any) -> 
     return digest.hexdigest()[:20]
 
 
-def copy_rows(
-    *, count: int, token_ids: Sequence[int], separator_id: int, rng: random.Random
-) -> list[TokenRow]:
+def copy_rows(*, count: int, token_ids: Sequence[int], separator_id: int, rng: random.Random) -> list[TokenRow]:
     """Make short random sequences followed by themselves; copying them is learned long before dialogues.
 
     A layout ``a b c | a b c`` with loss on the second half: what to predict is always found by looking back for
@@ -87,7 +85,7 @@ def train_warmstart(
     *,
     copy_token_ids: Sequence[int],
     separator_id: int,
-    on_step: Callable[[int, float], bool],
+    on_step: Callable[[int, float], None],
 ) -> list[float]:
     """Train on demonstrations in place.
 
@@ -97,7 +95,7 @@ def train_warmstart(
         plan: settings.
         copy_token_ids: tokens used by the copy curriculum.
         separator_id: token between the halves of a copy sequence.
-        on_step: called with (steps done, loss in nats per token) after each step; returning True stops early.
+        on_step: called with (steps done, loss in nats per token) after each step.
 
     Returns:
         Loss of each step on dialogue batches, in nats per trained token.
@@ -106,9 +104,7 @@ def train_warmstart(
         ModelError: the loss is not finite; the message carries the step.
     """
     rng = random.Random(plan.seed)
-    optimizer = torch.optim.AdamW(
-        policy.trainable().values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(policy.trainable().values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.01)
     order: list[TokenRow] = []
     losses = []
     for step in range(plan.steps):
@@ -128,17 +124,14 @@ def train_warmstart(
         loss = -logprobs.mean()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise ModelError(
-                f"warm start: loss is {value} at step {step}; lower warmstart.lr (now {plan.lr})"
-            )
+            raise ModelError(f"warm start: loss is {value} at step {step}; lower warmstart.lr (now {plan.lr})")
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(policy.trainable().values(), 1.0)
         optimizer.step()
         if not copying:
             losses.append(value)
-        if on_step(step + 1, value):
-            break
+        on_step(step + 1, value)
     return losses
 
 
@@ -147,11 +140,10 @@ def save_warmstart(policy: Policy, folder: Path, record: dict[str, Any]) -> None
     with atomic_folder(folder) as staging:
         policy.save(staging / "policy")
         (staging / "warmstart.json").write_text(json.dumps(record, indent=1, sort_keys=True))
+        write_manifest(staging, {"kind": "warmstart"})
 
 
-def _next_batch(
-    order: list[TokenRow], rows: Sequence[TokenRow], budget: int, rng: random.Random
-) -> list[TokenRow]:
+def _next_batch(order: list[TokenRow], rows: Sequence[TokenRow], budget: int, rng: random.Random) -> list[TokenRow]:
     batch: list[TokenRow] = []
     used = 0
     while used < budget:

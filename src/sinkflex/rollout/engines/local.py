@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from sinkflex.rollout.engines.sampling import request_key, sample_tokens, unifor
 from sinkflex.rollout.engines.slots import IntArray, SlotCache, SlotTable
 
 # A stretch of known tokens longer than this is prefilled in one pass; a shorter one rides along with the other rows'
-# decoding, where a token costs far less than a pass of its own. Also the least prefix worth waiting for.
+# decoding, where a token costs far less than a pass of its own.
 RIDE_ALONG_TOKENS = 24
+# A shared prefix shorter than this is not worth a copy.
+MIN_SHARED_TOKENS = 8
 
 
 @dataclass(kw_only=True)
@@ -49,7 +51,6 @@ class _Request:
     sampling: SamplingParams
     key: int
     future: asyncio.Future[Generation]
-    slot: int = -1
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -66,7 +67,7 @@ class LocalEngine:
     noise depends on (seed, request id, position) only, so who shares the batch matters to rounding and nothing else.
     """
 
-    def __init__(self, model: nn.Module, *, max_slots: int, max_length: int, prefill_chunk: int = 256) -> None:
+    def __init__(self, model: nn.Module, *, max_slots: int, max_length: int, prefill_chunk: int = 4096) -> None:
         """Wrap a model; memory for keys and values is taken at the first call.
 
         Args:
@@ -74,7 +75,7 @@ class LocalEngine:
                 trainer: call ``reset_cache`` after every update of its weights.
             max_slots: requests in flight at once.
             max_length: longest transcript, in tokens, prompt and sampled together.
-            prefill_chunk: most tokens of one request in one prefill pass.
+            prefill_chunk: most tokens in one prefill pass, over all its rows; bounds activation memory.
 
         Raises:
             RolloutError: a size is below 1.
@@ -183,15 +184,19 @@ class LocalEngine:
                 with torch.no_grad():
                     self._step()
                 await asyncio.sleep(0)
-        except Exception as error:
+        except BaseException as error:
             self._fail_all(error)
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._model.train(was_training)
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """Hand an error of the model or the machine to everyone who waits; nothing computed is trusted after it."""
         for request in (*self._running.values(), *self._waiting):
-            if not request.future.done():
+            if isinstance(error, asyncio.CancelledError):
+                request.future.cancel()
+            elif not request.future.done():
                 request.future.set_exception(error)
         self._running.clear()
         self._waiting.clear()
@@ -214,32 +219,200 @@ class LocalEngine:
             self._waiting = deque(request for request in self._waiting if not request.future.done())
 
     def _admit(self) -> None:
-        """Give waiting requests their slots, in order, then share prefixes and prefill what is long."""
-        fresh: list[_Request] = []
+        """Give waiting requests their slots, in order; then compute what is long, shared prefixes once."""
+        fresh: list[int] = []
         resumed: list[int] = []
         while self._waiting:
             request = self._waiting[0]
             slot = self._slot_of.get(request.request_id)
-            is_new = slot is None
+            held = slot is not None and self._table.computed[slot] > 0
             if slot is None:
-                slot = self._claim_slot()
+                slot = self._claim_slot(request.request_id)
             if slot is None:
                 break
             self._waiting.popleft()
-            request.slot = slot
             self._running[slot] = request
-            if is_new:
-                self._table.owner[slot] = request.request_id
-                self._slot_of[request.request_id] = slot
-                self._table.known[slot] = self._table.computed[slot] = 0
-                fresh.append(request)
-            elif self._table.computed[slot] == 0:
-                fresh.append(request)
-            else:
-                resumed.append(slot)
             self._clock += 1
             self._table.last_used[slot] = self._clock
-            if not is_new or True:
-                self._table.extend(slot, request.prompt)
-        self._prefill(resumed)
+            self._table.extend(slot, request.prompt)
+            (resumed if held else fresh).append(slot)
         self._share_prefixes(fresh)
+        self._prefill([slot for slot in resumed if self._table.missing(slot) > RIDE_ALONG_TOKENS])
+
+    def _claim_slot(self, request_id: str) -> int | None:
+        """Take the first free slot, else that of the request which has waited longest on its environment."""
+        idle = [slot for slot in range(self.max_slots) if slot not in self._running]
+        if not idle:
+            return None
+        free = [slot for slot in idle if self._table.owner[slot] is None]
+        slot = free[0] if free else min(idle, key=lambda index: int(self._table.last_used[index]))
+        evicted = self._table.owner[slot]
+        if evicted is not None:
+            del self._slot_of[evicted]
+            self.stats.evictions += 1
+        self._table.owner[slot] = request_id
+        self._slot_of[request_id] = slot
+        return slot
+
+    def _share_prefixes(self, slots: list[int]) -> None:
+        """Compute new prompts in rounds: what several share is computed by the first and copied by the others."""
+        table = self._table
+        while slots:
+            ready: list[int] = []
+            later: list[int] = []
+            wanted: set[int] = set()
+            copies: dict[tuple[int, int], list[int]] = {}
+            for slot in slots:
+                prefix = np.minimum(table.common_prefix(table.tokens[slot, : table.known[slot]]), table.known[slot] - 1)
+                prefix[slot] = table.computed[slot]
+                available = np.minimum(prefix, table.computed)
+                best = int(available.argmax())
+                ahead = ready + later
+                planned = max(ahead, key=lambda index: int(prefix[index])) if ahead else slot
+                if prefix[planned] - available[best] >= MIN_SHARED_TOKENS:
+                    later.append(slot)
+                    wanted.add(planned)
+                    continue
+                ready.append(slot)
+                if available[best] - table.computed[slot] >= MIN_SHARED_TOKENS:
+                    copies.setdefault((best, int(available[best])), []).append(slot)
+            for (source, length), targets in copies.items():
+                self._cache.copy_prefix(source=source, targets=targets, length=length)
+                table.computed[targets] = length
+                self.stats.copied_tokens += length * len(targets)
+            self._prefill([s for s in ready if s in wanted or table.missing(s) > RIDE_ALONG_TOKENS])
+            slots = later
+
+    def _prefill(self, slots: list[int]) -> None:
+        """Compute all but the last known token of each slot, rows of similar length together."""
+        table = self._table
+        pending = [slot for slot in slots if table.missing(slot) > 0]
+        while pending:
+            pending.sort(key=lambda slot: (-table.missing(slot), slot))
+            chunk = min(table.missing(pending[0]), self.prefill_chunk)
+            batch = [
+                slot
+                for slot in pending
+                if 2 * table.missing(slot) >= chunk and table.computed[slot] + chunk <= self.max_length
+            ][: max(1, self.prefill_chunk // chunk)]
+            counts = np.array([min(table.missing(slot), chunk) for slot in batch])
+            rows = np.array(batch)
+            # A shorter row runs on into its padding. What that writes lies beyond its end, where no query looks before
+            # a real token has been written there.
+            positions = table.computed[rows][:, None] + np.arange(chunk)
+            tokens = table.tokens[rows[:, None], positions]
+            self._forward(rows, tokens, positions)
+            table.computed[rows] += counts
+            self.stats.prefill_passes += 1
+            self.stats.prefilled_tokens += int(counts.sum())
+            pending = [slot for slot in pending if table.missing(slot) > 0]
+
+    def _compact(self) -> None:
+        """Move running slots to the front when too many idle rows would be carried through the decode pass."""
+        count = len(self._running)
+        if max(self._running) + 1 <= count + count // 4 + 1:
+            return
+        gaps = [slot for slot in range(count) if slot not in self._running]
+        for gap, slot in zip(gaps, sorted(slot for slot in self._running if slot >= count), strict=True):
+            self._cache.swap(gap, slot, length=int(self._table.known[[gap, slot]].max()))
+            self._table.swap(gap, slot)
+            self._running[gap] = self._running.pop(slot)
+            for index in (gap, slot):
+                owner = self._table.owner[index]
+                if owner is not None:
+                    self._slot_of[owner] = index
+
+    def _decode(self) -> None:
+        """Feed one token of every running request and sample where the transcript's end is reached."""
+        table = self._table
+        top = max(self._running) + 1
+        running = np.array(sorted(self._running))
+        positions = table.computed[:top].copy()
+        tokens = table.tokens[np.arange(top), positions]
+        # An idle row between running ones writes its dummy token behind its own end, or to the scratch index.
+        logits = self._forward(None, tokens[:, None], positions[:, None])
+        table.computed[running] += 1
+        sampling = running[table.computed[running] == table.known[running]]
+        self.stats.decode_passes += 1
+        self.stats.sampled_tokens += len(sampling)
+        self.stats.forced_tokens += len(running) - len(sampling)
+        if len(sampling):
+            rows = logits[:, -1] if len(sampling) == top else logits[torch.from_numpy(sampling).to(logits.device), -1]
+            self._sample(sampling, rows)
+
+    def _sample(self, slots: IntArray, logits: Tensor) -> None:
+        """Draw the next token of ``slots`` [n] from ``logits`` [n, V]; answer the requests that are done."""
+        table = self._table
+        requests = [self._running[slot] for slot in slots.tolist()]
+        positions = table.known[slots]
+        noise = uniforms(np.array([request.key for request in requests], dtype=np.uint64), positions)
+        top_p = [request.sampling.top_p for request in requests]
+        tokens, logprobs, log_normaliser = sample_tokens(
+            logits,
+            temperature=logits.new_tensor([r.sampling.temperature for r in requests], dtype=torch.float32),
+            top_p=logits.new_tensor(top_p, dtype=torch.float64) if min(top_p) < 1.0 else None,
+            noise=torch.from_numpy(noise).to(logits.device),
+        )
+        if not bool(log_normaliser.isfinite().all()):
+            broken = int((~log_normaliser.isfinite()).nonzero()[0, 0])
+            raise ModelError(
+                f"request {requests[broken].request_id!r}: the model returned NaN or infinite logits for position "
+                f"{int(positions[broken])}; the weights or the learning rate have diverged"
+            )
+        new = tokens.cpu().numpy()
+        table.tokens[slots, positions] = new
+        table.known[slots] += 1
+        for slot, request, token, logprob in zip(
+            slots.tolist(), requests, new.tolist(), logprobs.tolist(), strict=True
+        ):
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            stopped = token in request.sampling.stop_ids
+            if stopped or len(request.token_ids) == request.sampling.max_new_tokens:
+                self._answer(slot, request, finish="stop" if stopped else "length")
+
+    def _answer(self, slot: int, request: _Request, *, finish: FinishReason) -> None:
+        del self._running[slot]
+        request.future.set_result(
+            Generation(token_ids=tuple(request.token_ids), logprobs=tuple(request.logprobs), finish=finish)
+        )
+
+    def _forward(self, rows: IntArray | None, tokens: IntArray, positions: IntArray) -> Tensor:
+        """Run ``tokens`` [m, T] at ``positions`` [m, T] of slots ``rows`` [m] (None: the first m); [m, 1, V] logits."""
+        device = next(self._causal_lm.parameters()).device
+        places = torch.from_numpy(positions).to(device)
+        limit = int(positions.max()) + 1
+        self._cache.route(
+            rows=None if rows is None else torch.from_numpy(rows).to(device), positions=places, limit=limit
+        )
+        output = self._causal_lm(
+            input_ids=torch.from_numpy(tokens).to(device),
+            position_ids=places,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_argument: self._cache},
+            **visibility(self._causal_lm, places, limit),
+        )
+        logits: Tensor = output.logits
+        return logits
+
+
+def visibility(model, positions, limit):
+    keys = torch.arange(limit)
+    diff = positions[:, :, None] - keys
+    full = torch.where(diff >= 0, 0.0, float("-inf"))[:, None]
+    slide = torch.where((diff >= 0) & (diff < model.config.sliding_window), 0.0, float("-inf"))[:, None]
+    full = full.clamp(min=-1e30); slide = slide.clamp(min=-1e30)
+    return {"attention_mask": {"full_attention": full, "sliding_attention": slide}}
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Take peft's wrapper off; the layers it injected stay in place."""
+    unwrap = getattr(model, "get_base_model", None)
+    inner: nn.Module = model if unwrap is None else unwrap()
+    return inner
+
+
+def _cache_argument(model: nn.Module) -> str:
+    """Newer transformers call it ``cache`` and warn about ``past_key_values``; older ones only know the latter."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -84,11 +84,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
         for store in (*self.keys, *self.values):
             store[rows, :, :length] = store[source, :, :length]
 
-    def swap(self, first: int, second: int) -> None:
-        """Exchange the contents of two slots."""
+    def swap(self, first: int, second: int, *, length: int) -> None:
+        """Exchange the first ``length`` keys and values of two slots."""
         order, back = [first, second], [second, first]
         for store in (*self.keys, *self.values):
-            store[order] = store[back]
+            store[order, :, :length] = store[back, :, :length]
 
     def clear(self) -> None:
         """Zero everything, for after a pass that may have written NaN."""
@@ -144,6 +144,10 @@ class SlotTable:
         self.tokens[slot, shared : tokens.size] = tokens[shared:]
         self.known[slot] = tokens.size
         self.computed[slot] = min(int(self.computed[slot]), shared, tokens.size - 1)
+
+    def missing(self, slot: int) -> int:
+        """How many known tokens before the last one lack keys and values."""
+        return int(self.known[slot] - 1 - self.computed[slot])
 
     def swap(self, first: int, second: int) -> None:
         """Exchange the records of two slots."""

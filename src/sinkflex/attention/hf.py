@@ -1,0 +1,242 @@
+"""Registration with Hugging Face transformers: ``attn_implementation="sinkflex"``.
+
+    from sinkflex.attention import hf
+    hf.register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sinkflex")
+
+Padding masks, packed ``position_ids`` and caches are understood as they are. A packing that transformers has no word for
+(shared prefixes) goes in as ``model(..., position_ids=layout.q_position, layout=layout)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkflex.attention.api import sink_attention
+from sinkflex.attention.hf_masks import LayerMask, sinkflex_mask
+from sinkflex.attention.layout import SequenceLayout
+from sinkflex.attention.reference import reference_attention
+from sinkflex.errors import AttentionError, UnsupportedError
+
+IMPLEMENTATIONS: dict[str, str] = {
+    "sinkflex": "auto",
+    "sinkflex_reference": "reference",
+    "sinkflex_flex": "flex",
+    # Not "..._flash": transformers takes every name with "flash" in it for one of its own kernels and swaps it.
+    "sinkflex_fa": "flash",
+}
+"""Registered ``attn_implementation`` names and the ``impl`` each forces."""
+
+INERT_KWARGS = frozenset(
+    {
+        "cache_position",
+        "max_length_q",
+        "max_length_k",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Keyword arguments that models pass through to attention though they mean nothing to it."""
+
+
+def register() -> None:
+    """Make ``sinkflex`` and its variants known to transformers, as attention and as mask function. Idempotent."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    for name, impl in IMPLEMENTATIONS.items():
+        AttentionInterface.register(name, _attention_function(name, impl))
+        AttentionMaskInterface.register(name, torch.compiler.disable(sinkflex_mask))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Visibility:
+    """Exactly one of ``layout`` and ``dense`` says what is visible; the rest refines the layout."""
+
+    layout: SequenceLayout | None = None
+    dense: Tensor | None = None
+    window: int | None = None
+
+
+def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, None]]:
+    @torch.compiler.disable
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        sinks = kwargs.pop("s_aux", None)
+        scale = kwargs.pop("scaling", None)
+        num_sink_tokens = kwargs.pop("num_sink_tokens", 0)
+        mask_mod = kwargs.pop("mask_mod", None)
+        _refuse(name, module, sinks, kwargs)
+        seen = _visibility(module, query, key, attention_mask, kwargs)
+        if kwargs:
+            raise UnsupportedError(
+                f"attn_implementation={name!r} does not know the keyword argument(s) {sorted(kwargs)} that "
+                f"{type(module).__name__} passes to attention; it would have to ignore them. Use eager for this model, "
+                "or do not pass them."
+            )
+        if seen.dense is not None:
+            if num_sink_tokens or mask_mod is not None:
+                raise UnsupportedError("num_sink_tokens and mask_mod cannot be combined with a dense attention_mask")
+            out = _dense_attention(query, key, value, sinks, seen.dense, scale)
+        else:
+            if num_sink_tokens and isinstance(attention_mask, LayerMask) and attention_mask.evicted:
+                raise UnsupportedError(
+                    f"num_sink_tokens={num_sink_tokens} needs the first keys, which this sliding cache has dropped; "
+                    "use a cache without eviction (DynamicCache() without a config)"
+                )
+            out = sink_attention(
+                query,
+                key,
+                value,
+                sinks,
+                layout=seen.layout,
+                window=seen.window,
+                num_sink_tokens=num_sink_tokens,
+                mask_mod=mask_mod,
+                scale=scale,
+                impl=impl,
+            )
+        return out.transpose(1, 2).contiguous(), None
+
+    attention.__name__ = attention.__qualname__ = name
+    return attention
+
+
+def _refuse(name: str, module: nn.Module, sinks: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Drop keyword arguments that mean nothing here; raise for those that would change the result."""
+    if kwargs.pop("dropout", 0.0):
+        raise UnsupportedError(
+            f"attn_implementation={name!r} has no attention dropout; set attention_dropout=0.0 in the config"
+        )
+    if (softcap := kwargs.pop("softcap", None)) is not None:
+        raise UnsupportedError(
+            f"attn_implementation={name!r} has no soft-cap on attention scores, but {type(module).__name__} asks for "
+            f"softcap={softcap}; use eager for this model"
+        )
+    if kwargs.pop("output_attentions", None):
+        raise UnsupportedError(
+            f"attn_implementation={name!r} never holds the attention weights; call with output_attentions=False or "
+            "use eager"
+        )
+    if sinks is None and isinstance(getattr(module, "sinks", None), Tensor):
+        raise AttentionError(
+            f"{type(module).__name__} has learned sinks but passed s_aux=None, so they would be left out; pass "
+            "s_aux=self.sinks to the attention function"
+        )
+    for inert in INERT_KWARGS & kwargs.keys():
+        del kwargs[inert]
+    for absent in [key for key, value in kwargs.items() if value is None]:
+        del kwargs[absent]
+
+
+def _visibility(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]
+) -> _Visibility:
+    """Say what is visible, from the mask slot and the keyword arguments that describe it (which it removes)."""
+    window = kwargs.pop("sliding_window", None)
+    position_ids = kwargs.pop("position_ids", None)
+    layout = kwargs.pop("layout", None)
+    indices = kwargs.pop("indices", None)
+    causal = kwargs.pop("is_causal", getattr(module, "is_causal", True))
+    boundaries = kwargs.pop("cu_seq_lens_q", None)
+    kwargs.pop("cu_seq_lens_k", None)
+    kwargs.pop("seq_idx", None)
+    if isinstance(mask, Tensor):
+        if layout is not None:
+            raise UnsupportedError(
+                f"{type(module).__name__} edits its mask, or attention_mask is 4-D, so layout= cannot describe it; "
+                "pass one of the two"
+            )
+        return _Visibility(dense=_select(_visible(mask, query, key), indices))
+    if mask is None and layout is None and not causal:
+        everything = torch.ones((), dtype=torch.bool, device=query.device)
+        return _Visibility(dense=everything.expand(query.shape[0], 1, query.shape[2], key.shape[2]))
+    if isinstance(mask, SequenceLayout):
+        layout, mask = layout or mask, None
+    elif isinstance(mask, LayerMask):
+        window = mask.window
+    elif mask is not None:
+        raise AttentionError(
+            f"attention_mask is a {type(mask).__name__}; expected a 2-D or 4-D tensor, a SequenceLayout or None"
+        )
+    if layout is not None:
+        _check_positions(module, layout, position_ids)
+        return _Visibility(layout=layout, window=window)
+    if boundaries is not None:
+        return _Visibility(layout=_from_boundaries(boundaries, query, key), window=window)
+    if mask is None:
+        plain = SequenceLayout.causal(query.shape[0], key.shape[2], num_queries=query.shape[2], device=query.device)
+        mask = LayerMask(layout=plain, window=window, plain=query.shape[2] == key.shape[2], evicted=False)
+    if mask.plain and position_ids is not None:
+        return _Visibility(layout=mask.packed(position_ids), window=window)
+    return _Visibility(layout=mask.layout, window=window)
+
+
+def _dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, visible: Tensor, scale: float | None
+) -> Tensor:
+    out, _ = reference_attention(
+        query, key, value, sinks, visible, scale=query.shape[-1] ** -0.5 if scale is None else scale
+    )
+    return out
+
+
+def _visible(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Turn a boolean or additive [B, 1 or H, Tq, Tk] mask into True where visible."""
+    wanted = (query.shape[0], query.shape[2], key.shape[2])
+    if mask.dim() != 4 or (mask.shape[0], *mask.shape[2:]) not in (wanted, (1, *wanted[1:])):
+        raise AttentionError(
+            f"attention_mask has shape {tuple(mask.shape)}; expected [batch, 1 or heads, queries, keys] with batch, "
+            f"queries, keys = {wanted}"
+        )
+    if mask.dtype == torch.bool:
+        return mask.expand(query.shape[0], -1, -1, -1)
+    # Eager adds finfo.min, of whatever dtype the mask was made in, or -inf.
+    visible = mask > torch.finfo(torch.float16).min / 2
+    if bool((mask.masked_fill(~visible, 0.0) != 0).any()):
+        raise UnsupportedError("attention_mask carries additive biases other than hide-or-show; use eager for those")
+    return visible.expand(query.shape[0], -1, -1, -1)
+
+
+def _select(visible: Tensor, indices: Tensor | None) -> Tensor:
+    """Keep only the keys named in ``indices`` [B, Tq, k] (sparse attention by an indexer)."""
+    if indices is None:
+        return visible
+    batch, _, queries, keys = visible.shape
+    chosen = torch.zeros(batch, queries, keys, dtype=torch.bool, device=visible.device)
+    return visible & chosen.scatter_(-1, indices.long(), True)[:, None]
+
+
+def _check_positions(module: nn.Module, layout: SequenceLayout, position_ids: Tensor | None) -> None:
+    """RoPE must see the layout's positions; looked at in the first layer only, as it may wait for the device."""
+    if position_ids is None or getattr(module, "layer_idx", 0) != 0:
+        return
+    real = layout.q_enter >= 0
+    shift = position_ids.to(layout.device) - layout.q_position
+    first = shift.masked_fill(~real, torch.iinfo(shift.dtype).max).amin(1, keepdim=True)
+    if bool(((shift != first) & real).any()):
+        raise AttentionError(
+            "position_ids do not follow the layout, so RoPE would place tokens elsewhere than the mask does; call the "
+            "model with position_ids=layout.q_position"
+        )
+
+
+def _from_boundaries(boundaries: Tensor, query: Tensor, key: Tensor) -> SequenceLayout:
+    """Documents from flash-attention's cumulative lengths [documents + 1] of one flattened row."""
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise UnsupportedError(
+            f"cu_seq_lens_q describes one flattened row without a cache; got batch {query.shape[0]}, "
+            f"{query.shape[2]} queries and {key.shape[2]} keys. Use position_ids or layout= instead."
+        )
+    return SequenceLayout.from_documents(
+        boundaries.diff().tolist(), length=query.shape[2], device=query.device
+    )

@@ -1,0 +1,175 @@
+"""Sliding windows at a cost linear in the number of tokens: blocks of queries against the keys a window can reach.
+
+Tokens are laid out in *strips*: neighbouring documents share one, a node below a prefix has its own that begins with the
+end of its path. A strip is cut into blocks of queries; each block meets its own keys and the ``window - 1`` before it.
+Inside a long document all blocks have the same mask and are read through overlapping views, without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from sinkflex.attention.forest import Node, ancestors
+from sinkflex.attention.layout import SequenceLayout
+
+Index = NDArray[np.int64]
+_SMALLEST_BLOCK = 64
+# Runs of equal masks shorter than this share a call with the irregular blocks.
+_SHORTEST_RUN = 4
+_MOST_RUNS = 8
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WindowCall:
+    """Blocks for one kernel call.
+
+    Attributes:
+        q_index: [n, S] flat query of each slot, -1 for an empty one.
+        k_index: [n, K] flat key of each slot, -1 for an empty one.
+        hidden: [n, S, K], or [1, S, K] when all blocks agree: True where the key is out of sight.
+    """
+
+    q_index: Index
+    k_index: Index
+    hidden: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Strip:
+    """Query slots, and key slots that start ``halo`` earlier; ``chain`` tells documents apart, -1 is empty."""
+
+    queries: Index
+    keys: Index
+    position: Index
+    chain: Index
+
+
+def window_calls(layout: SequenceLayout, nodes: Sequence[Node], window: int) -> list[WindowCall]:
+    """Cut the queries of ``nodes`` into blocks, each query in exactly one.
+
+    Args:
+        layout: where queries and keys lie.
+        nodes: the forest to attend within; parents before children.
+        window: keys a query sees at most, its own included, in logical positions.
+    """
+    block, halo = block_size(window), -(-(window - 1) // 16) * 16
+    pooled: list[WindowCall] = []
+    calls: list[WindowCall] = []
+    slots = np.arange(block)[:, None] + halo - np.arange(block + halo)
+    band = ~((slots >= 0) & (slots < window))
+    for strip in _strips(layout, nodes, window, block, halo):
+        blocks = _blocks(strip, window, block, halo)
+        alike = (blocks.hidden == band).all(axis=(1, 2))
+        plain = (blocks.q_index >= 0).all(axis=1) & (blocks.k_index >= 0).all(axis=1)
+        for low, high, same in _runs(alike, plain):
+            part = WindowCall(
+                q_index=blocks.q_index[low:high],
+                k_index=blocks.k_index[low:high],
+                hidden=band[None] if same else blocks.hidden[low:high],
+            )
+            if high - low >= _SHORTEST_RUN and plain[low]:
+                calls.append(part)
+            else:
+                pooled.append(WindowCall(q_index=part.q_index, k_index=part.k_index, hidden=blocks.hidden[low:high]))
+    if pooled:
+        calls.append(
+            WindowCall(
+                q_index=np.concatenate([part.q_index for part in pooled]),
+                k_index=np.concatenate([part.k_index for part in pooled]),
+                hidden=np.concatenate([part.hidden for part in pooled]),
+            )
+        )
+    return calls
+
+
+def block_size(window: int) -> int:
+    """Queries a block: as many as the window, in whole vector registers, and no fewer than pays for a block."""
+    return max(_SMALLEST_BLOCK, -(-window // 16) * 16)
+
+
+def _runs(alike: NDArray[np.bool_], plain: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:
+    """Cut a strip's blocks into runs [low, high) that can share a call, and whether the run shares one mask too.
+
+    Where documents are short, nearly every block has a mask of its own: then only ``plain`` (no empty slot) counts.
+    """
+    kind = np.where(plain, np.where(alike, 2, 1), 0)
+    edges = np.flatnonzero(np.diff(kind)) + 1
+    if len(edges) > _MOST_RUNS:
+        kind = np.minimum(kind, 1)
+        edges = np.flatnonzero(np.diff(kind)) + 1
+    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(kind)], strict=True):
+        yield low, high, bool(kind[low] == 2)
+
+
+def _blocks(strip: _Strip, window: int, block: int, halo: int) -> WindowCall:
+    def cut(values: Index) -> Index:
+        return sliding_window_view(values, block + halo)[::block]
+
+    keys, position, chain = cut(strip.keys), cut(strip.position), cut(strip.chain)
+    back = position[:, halo:, None] - position[:, None]
+    seen = (back >= 0) & (back < window) & (chain[:, halo:, None] == chain[:, None]) & (keys >= 0)[:, None]
+    return WindowCall(q_index=strip.queries.reshape(-1, block), k_index=keys, hidden=~seen)
+
+
+def _strips(
+    layout: SequenceLayout, nodes: Sequence[Node], window: int, block: int, halo: int
+) -> Iterator[_Strip]:
+    """Neighbouring whole documents share a strip; any other node with queries has its own."""
+    run: list[Node] = []
+    for i, node in enumerate(nodes):
+        start, stop = layout.query_columns(node)
+        if start == stop:
+            continue
+        if node.parent < 0 and start == node.start:
+            if run and (run[-1].row, run[-1].start + run[-1].length) != (node.row, node.start):
+                yield _strip(layout, run, [], block, halo)
+                run = []
+            run.append(node)
+        else:
+            queries = Node(node.row, start, stop - start, node.position + start - node.start, -1)
+            yield _strip(layout, [queries], _path_end(nodes, i, start - node.start, window - 1), block, halo)
+    if run:
+        yield _strip(layout, run, [], block, halo)
+
+
+def _path_end(nodes: Sequence[Node], index: int, own: int, count: int) -> list[Node]:
+    """The last ``count`` tokens before a node's own first query, as runs in path order."""
+    runs: list[Node] = []
+    available = own
+    for j in [index, *ancestors(nodes, index)]:
+        node = nodes[j]
+        available = own if j == index else node.length
+        take = min(available, count)
+        if take > 0:
+            skipped = available - take
+            runs.append(Node(node.row, node.start + skipped, take, node.position + skipped, -1))
+        count -= take
+    return runs[::-1]
+
+
+def _strip(
+    layout: SequenceLayout, run: Sequence[Node], before: Sequence[Node], block: int, halo: int
+) -> _Strip:
+    """Lay out ``run`` (the queries) after ``before`` (keys only, of the same document)."""
+    length = sum(node.length for node in run)
+    size = -(-length // block) * block
+    queries = np.full(size, -1, dtype=np.int64)
+    keys = np.full(halo + size, -1, dtype=np.int64)
+    position = np.zeros(halo + size, dtype=np.int64)
+    chain = np.full(halo + size, -1, dtype=np.int64)
+    at = halo - sum(node.length for node in before)
+    for number, node in enumerate([*before, *run]):
+        here, inside = slice(at, at + node.length), np.arange(node.length)
+        keys[here] = node.row * layout.num_keys + node.start + inside
+        position[here] = node.position + inside
+        chain[here] = max(0, number - len(before))
+        at += node.length
+    first = run[0]
+    q_start = first.row * layout.num_queries + first.start - layout.query_start[first.row]
+    queries[:length] = q_start + np.arange(length)
+    return _Strip(queries=queries, keys=keys, position=position, chain=chain)

@@ -1,0 +1,1 @@
+"""The embedded domains, one folder each."""

@@ -1,0 +1,193 @@
+"""The run: warm start, validation, train steps, checkpoints, resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkflex.config import Recipe, dump_recipe, load_recipe
+from sinkflex.errors import CheckpointError, ConfigError
+from sinkflex.rollout.trajectory import Trajectory
+from sinkflex.train.build import Parts, build_parts
+from sinkflex.train.checkpoint import CheckpointInfo, CheckpointStore, read_checkpoint
+from sinkflex.train.metrics import MetricsLog
+from sinkflex.train.progress import Progress
+from sinkflex.train.validation import ValidationResult, measure_floors, validate
+
+CONFIG = "config.toml"
+
+
+def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False, resume_from: str | None = None) -> Path:
+    """Train a recipe to its end.
+
+    Args:
+        recipe: what to run.
+        out: run folder; None takes the recipe's.
+        resume: continue from the newest checkpoint in the run folder, bit for bit.
+        resume_from: continue from this checkpoint instead, for example ``"step_000010"``.
+
+    Returns:
+        The run folder: ``config.toml``, ``metrics.jsonl``, ``summary.json``, ``trajectories/``, ``checkpoints/``.
+
+    Raises:
+        ConfigError: the folder holds a run and ``resume`` is False, or its recipe differs from this one.
+        CheckpointError: there is nothing to resume, or the checkpoint is damaged.
+        InfrastructureError: the disk refused a write; what was written before is whole.
+    """
+    folder = run_folder(recipe, out)
+    resuming = resume or resume_from is not None
+    _claim(folder, recipe, resuming)
+    if recipe.run.threads:
+        torch.set_num_threads(recipe.run.threads)
+    store = CheckpointStore(
+        folder / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+    )
+    checkpoint = store.choose(resume_from) if resuming else None
+    with Progress(steps=recipe.train.steps) as progress:
+        parts = build_parts(recipe, on_warmstart_step=progress.warmstart)
+        session = _Session(recipe, folder, store, parts, progress, checkpoint)
+        session.run()
+    return folder
+
+
+def run_folder(recipe: Recipe, out: Path | None) -> Path:
+    """Where a run's files go: ``out``, the recipe's ``run.out``, or ``runs/<name>-seed<seed>``."""
+    if out is not None:
+        return out
+    return Path(recipe.run.out or f"runs/{recipe.run.name}-seed{recipe.run.seed}")
+
+
+def _claim(folder: Path, recipe: Recipe, resuming: bool) -> None:
+    """Write the resolved recipe into a fresh folder, or check that a resumed one matches."""
+    config = folder / CONFIG
+    if resuming:
+        if not config.is_file():
+            raise CheckpointError(f"{folder} holds no run to resume; start it without --resume")
+        stored = load_recipe(config)
+        changed = sorted(_differences(stored.model_dump(), recipe.model_dump()))
+        if changed:
+            raise ConfigError(
+                f"cannot resume {folder}: the recipe differs from the one it was started with in {', '.join(changed)}; "
+                f"resume with the stored one: sinkflex train {config} --resume --out {folder}"
+            )
+        return
+    if config.exists() and any((folder / "checkpoints").glob("step_*")):
+        raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(dump_recipe(recipe))
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterable[str]:
+    for key in old.keys() | new.keys():
+        path = f"{prefix}{key}"
+        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
+            yield from _differences(old[key], new[key], f"{path}.")
+        elif old.get(key) != new.get(key) and path != "run.out":
+            yield path
+
+
+class _Session:
+    """The loop's state between steps."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        store: CheckpointStore,
+        parts: Parts,
+        progress: Progress,
+        checkpoint: CheckpointInfo | None,
+    ) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.store = store
+        self.parts = parts
+        self.progress = progress
+        self.source = recipe.env.id.split("/")[-1]
+        self.step = 0
+        if checkpoint is not None:
+            tensors, state = read_checkpoint(checkpoint)
+            parts.trainer.restore(policy_folder=checkpoint.path / "policy", tensors=tensors, state=state["trainer"])
+            self.step = checkpoint.step
+        self.log = MetricsLog(folder, recipe, resume_step=self.step if checkpoint is not None else None)
+        self.fresh = checkpoint is None
+
+    def run(self) -> None:
+        """Go through the train steps that are left."""
+        recipe, total = self.recipe, self.recipe.train.steps
+        with self.log:
+            if self.fresh:
+                self._begin()
+            while self.step < total:
+                step = self.step + 1
+                result = self.parts.trainer.step(step)
+                metrics = result.metrics
+                every = recipe.logging.trajectories_every
+                if every and step % every == 0:
+                    self._write_trajectories(f"step_{step:06d}", result.groups.sampled)
+                validation = None
+                if step % recipe.validation.every == 0 or step == total:
+                    validation = self._validate(step)
+                    metrics |= validation.metrics(self.source)
+                self.log.write(step, metrics)
+                self.progress.step(step, metrics)
+                self.step = step
+                if step % recipe.checkpoint.every == 0 or step == total:
+                    self._save(None if validation is None else validation.mean_at_1.value)
+
+    def _begin(self) -> None:
+        """Step 0: where the curve starts, the floors beside it, and a checkpoint to come back to."""
+        recipe, parts = self.recipe, self.parts
+        metrics: dict[str, float] = {}
+        if parts.warmstart.loss is not None:
+            metrics["warmstart/loss"] = parts.warmstart.loss
+        if recipe.validation.floors:
+            floors = measure_floors(parts.floor_env, parts.validation_tasks, split=recipe.env.validation_split)
+            for name, estimate in floors.items():
+                metrics[f"val-core/{self.source}/floor/{name}"] = estimate.value
+        score = None
+        if recipe.validation.at_start:
+            validation = self._validate(0)
+            metrics |= validation.metrics(self.source)
+            score = validation.mean_at_1.value
+        self.log.write(0, metrics)
+        self.progress.step(0, metrics)
+        self._save(score)
+
+    def _validate(self, step: int) -> ValidationResult:
+        recipe = self.recipe.validation
+        self.progress.phase("validation")
+        result = validate(
+            self.parts.collect_validation,
+            self.parts.validation_tasks,
+            split=self.recipe.env.validation_split,
+            samples=recipe.samples,
+            pass_k=recipe.pass_k,
+        )
+        self._write_trajectories(f"validation_{step:06d}", result.trajectories)
+        return result
+
+    def _save(self, score: float | None) -> None:
+        self.store.save(
+            step=self.step,
+            score=score,
+            write_policy=self.parts.policy.save,
+            tensors=self.parts.trainer.tensors(),
+            state={"trainer": self.parts.trainer.state(), "warmstart": asdict(self.parts.warmstart)},
+        )
+
+    def _write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
+        """One trajectory a line: dialogue, tokens, masks, rewards, stop reason."""
+        folder = self.folder / "trajectories"
+        folder.mkdir(exist_ok=True)
+        decode = self.parts.renderer.action_text
+        text = "".join(json.dumps(trajectory.to_record(decode)) + "\n" for trajectory in trajectories)
+        target = folder / f"{name}.jsonl"
+        staging = target.with_suffix(".tmp")
+        staging.write_text(text)
+        staging.rename(target)

@@ -1,0 +1,171 @@
+"""Trackers that mirror ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow, each behind its extra."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sinkflex.errors import MissingExtraError, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunIdentity:
+    """What a tracker files a run under.
+
+    Attributes:
+        folder: the run folder; event files and run ids are kept in it, so that a resumed run continues its own record.
+        project: project or experiment.
+        name: the run's name.
+        settings: the resolved recipe as plain data.
+        resume_step: steps done when the run is resumed; None for a new run.
+    """
+
+    folder: Path
+    project: str
+    name: str
+    settings: Mapping[str, Any]
+    resume_step: int | None = None
+
+
+class MetricsSink(Protocol):
+    """A tracker that mirrors ``metrics.jsonl``. It may fail; the run goes on without it."""
+
+    name: str
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record finite figures of a step."""
+
+    def close(self) -> None:
+        """Hand over what is buffered."""
+
+
+class TensorBoardSink:
+    """Event files under ``tensorboard/`` in the run folder. Steps after a resume replace those of the lost run."""
+
+    name = "TensorBoard"
+
+    def __init__(self, identity: RunIdentity) -> None:
+        tensorboard = _require("torch.utils.tensorboard", extra="train", package="tensorboard")
+        purge = None if identity.resume_step is None else identity.resume_step + 1
+        self._writer = tensorboard.SummaryWriter(str(identity.folder / "tensorboard"), purge_step=purge)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add each figure as a scalar and flush."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """A Weights & Biases run whose id is kept in the run folder."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, identity: RunIdentity) -> None:
+        wandb = _require("wandb", extra="wandb", package="wandb")
+        self._run = wandb.init(
+            project=identity.project,
+            name=identity.name,
+            dir=str(identity.folder),
+            config=dict(identity.settings),
+            id=_kept_id(identity.folder / "wandb.id", lambda: uuid.uuid4().hex),
+            resume="allow",
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the figures with the train step as a figure of its own, so that validation may share a step."""
+        self._run.log({**metrics, "train_step": step})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MlflowSink:
+    """An MLflow run whose id is kept in the run folder.
+
+    MLflow allows neither ``@`` nor ``^`` in names: ``mean@1`` becomes ``mean_at_1`` and ``pass^2`` ``pass_hat_2``.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, identity: RunIdentity) -> None:
+        mlflow = _require("mlflow", extra="mlflow", package="mlflow")
+        self._client = mlflow.MlflowClient()
+        experiment = mlflow.set_experiment(identity.project)
+        self._run_id = _kept_id(
+            identity.folder / "mlflow.id",
+            lambda: self._client.create_run(experiment.experiment_id, run_name=identity.name).info.run_id,
+        )
+        if identity.resume_step is None:
+            for key, value in _flat(identity.settings):
+                self._client.log_param(self._run_id, key, str(value)[:500])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the figures under allowed names."""
+        for name, value in metrics.items():
+            allowed = name.replace("@", "_at_").replace("^", "_hat_")
+            self._client.log_metric(self._run_id, allowed, value, step=step)
+
+    def close(self) -> None:
+        """Mark the run finished."""
+        self._client.set_terminated(self._run_id)
+
+
+SINKS: dict[str, Callable[[RunIdentity], MetricsSink]] = {
+    "tensorboard": TensorBoardSink,
+    "wandb": WandbSink,
+    "mlflow": MlflowSink,
+}
+"""Trackers by their name in ``[logging]``."""
+
+
+def open_sinks(names: Sequence[str], identity: RunIdentity) -> list[MetricsSink]:
+    """Open trackers by name.
+
+    Args:
+        names: keys of ``SINKS``.
+        identity: what they file the run under.
+
+    Raises:
+        ValueError: a name is unknown.
+        MissingExtraError: a tracker's package is not installed; the message has the command.
+    """
+    for name in names:
+        if name not in SINKS:
+            raise ValueError(unknown_name("tracker", name, SINKS))
+    return [SINKS[name](identity) for name in names]
+
+
+def _require(module: str, *, extra: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"logging.{extra if extra != 'train' else package} needs {package}; install it with: "
+            f"pip install 'sinkflex[{extra}]', or set it to false"
+        ) from error
+
+
+def _kept_id(path: Path, create: Callable[[], str]) -> str:
+    if not path.exists():
+        path.write_text(create(), encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{above}{key}.")
+        else:
+            pairs.append((f"{above}{key}", value))
+    return pairs

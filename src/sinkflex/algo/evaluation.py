@@ -53,7 +53,7 @@ def mean_at_k(scores: Sequence[Sequence[float]]) -> Estimate:
     squared_error = variance(means) / tasks if tasks > 1 else 0.0
     if all(score in (0.0, 1.0) for row in table for score in row):
         draws = float(tasks)
-        if 0 < value < 1:
+        if tasks > 1 and 0 < value < 1:
             ceiling = draws * trials
             draws = min(max(value * (1 - value) / squared_error, draws), ceiling) if squared_error else ceiling
         low, high = wilson_interval(value, draws)
@@ -66,8 +66,7 @@ def mean_at_k(scores: Sequence[Sequence[float]]) -> Estimate:
 
 
 def wilson_interval(proportion: float, draws: float) -> tuple[float, float]:
-    """Return Wilson's 95 % score interval of a proportion (Wilson 1927); inside [0, 1] and never of zero
-    width.
+    """Return Wilson's 95 % score interval of a proportion; inside [0, 1] and never of zero width (Wilson 1927).
 
     Args:
         proportion: observed, in [0, 1].

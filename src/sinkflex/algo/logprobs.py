@@ -21,7 +21,7 @@ from sinkflex.errors import AlgorithmError
 CHUNK_ELEMENTS = 2**22
 """Logits alive at once when no chunk size is given: 16 MiB in fp32."""
 
-MAX_CHUNK_TOKENS = 1024
+MAX_CHUNK_TOKENS = 2048
 """Tokens of a chunk when none is given; more rows make the matmuls no faster."""
 
 
@@ -118,10 +118,10 @@ def token_logprobs(
         # r is small, so this [N, r] goes through autograd as it is; only the product with `up` is [N, V].
         low = nn.functional.linear(hidden, head.lora.down.to(hidden.dtype)) * head.lora.scale
         up = head.lora.up
-    plan = _Plan(
-        tokens=tokens, columns=columns, temperature=temperature, softcap=head.softcap, entropy=with_entropy
+    plan = _Plan(tokens=tokens, columns=columns, temperature=temperature, softcap=head.softcap, entropy=with_entropy)
+    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        plan, hidden, head.weight, head.bias, low, up, targets
     )
-    logprobs, entropy = _TokenLogprobs.apply(plan, hidden, head.weight, head.bias, low, up, targets)
     return (logprobs, entropy) if with_entropy else logprobs
 
 
@@ -137,9 +137,7 @@ class _Plan:
 class _Head:
     """The head's tensors cut by vocabulary; computes logits of one (token, vocabulary) chunk in fp32 or fp64."""
 
-    def __init__(
-        self, plan: _Plan, weight: Tensor, bias: Tensor | None, up: Tensor | None, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, plan: _Plan, weight: Tensor, bias: Tensor | None, up: Tensor | None, dtype: torch.dtype) -> None:
         self.plan, self.dtype = plan, dtype
         self.full_weight, self.full_bias, self.full_up = weight, bias, up
 
@@ -187,7 +185,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return picked - lse, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, low, up, targets, lse, entropy = ctx.saved_tensors
         head = _Head(ctx.plan, weight, bias, up, lse.dtype)
@@ -349,7 +347,8 @@ def _check(hidden: Tensor, head: OutputHead, targets: Tensor, temperature: float
     if hidden.shape != (len(targets), width):
         raise AlgorithmError(
             f"hidden has shape {tuple(hidden.shape)}; expected (N, d) = ({len(targets)}, {width}) to fit "
-            f"{len(targets)} targets and a head weight {tuple(head.weight.shape)}. Flatten [B, T, d] and select rows first."
+            f"{len(targets)} targets and a head weight {tuple(head.weight.shape)}. "
+            "Flatten [B, T, d] and select rows first."
         )
     if temperature <= 0:
         raise AlgorithmError(f"temperature is {temperature}; expected > 0 (greedy decoding has no logprobs)")
@@ -380,9 +379,5 @@ def _peft_delta(module: nn.Module) -> LowRankDelta | None:
     if layer.training and getattr(layer.lora_dropout[name], "p", 0.0) > 0:
         raise AlgorithmError(f"adapter {name!r} on the head has dropout; logprobs of sampled tokens need 0")
     if getattr(layer, "use_dora", {}).get(name, False):
-        raise AlgorithmError(
-            f"adapter {name!r} on the head is DoRA, which is no low-rank sum; merge it first"
-        )
-    return LowRankDelta(
-        down=layer.lora_A[name].weight, up=layer.lora_B[name].weight, scale=float(layer.scaling[name])
-    )
+        raise AlgorithmError(f"adapter {name!r} on the head is DoRA, which is no low-rank sum; merge it first")
+    return LowRankDelta(down=layer.lora_A[name].weight, up=layer.lora_B[name].weight, scale=float(layer.scaling[name]))

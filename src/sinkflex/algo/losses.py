@@ -82,7 +82,7 @@ class ClipRange:
         low: the ratio is clipped at ``1 - low`` from below; in (0, 1], where 1 means no lower bound.
         high: the ratio is clipped at ``1 + high`` from above; above 0, may be inf.
         dual: for negative advantages the loss is capped at ``dual`` times the advantage (Dual-Clip PPO, arXiv
-            1912.09729 eq. 5), above 1; None for no cap.
+            1912.09729), above 1; None for no cap.
 
     Raises:
         AlgorithmError: a bound is out of its range.

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkflex.attention.heads import HeadGroups
+from sinkflex.attention.merge import merge_parts
 from sinkflex.attention.plan import Call, Plan
 from sinkflex.attention.rows import Rows, flatten_tokens, pad_flat
 
@@ -50,7 +51,8 @@ class CpuEngine:
             part_out, part_lse = _attend(call, *parts, self.scale)
             part_out, part_lse = part_out.transpose(1, 2), part_lse.transpose(1, 2)
             if not call.first:
-                part_out, part_lse = _merge(call.q, out, lse, part_out, part_lse)
+                held = (call.q.tokens(out), call.q.tokens(lse))
+                part_out, part_lse = merge_parts(*held, part_out, part_lse)
             call.q.write(out, part_out)
             call.q.write(lse, part_lse)
         tokens = batch * length
@@ -99,18 +101,7 @@ def _read_lse(rows: Rows, flat_lse: Float[Tensor, "H N"]) -> Float[Tensor, "n H 
     if rows.scatter is None:
         return rows.read(flat_lse)
     picked = flat_lse.index_select(1, rows.scatter)
-    return picked.unflatten(1, (rows.n, rows.length)).transpose(0, 1)
-
-
-def _merge(
-    rows: Rows, out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Join a part with what its queries hold already; a side that saw nothing weighs nothing."""
-    old_out, old_lse = rows.tokens(out), rows.tokens(lse)
-    new_lse = torch.logaddexp(old_lse, part_lse)
-    safe = new_lse.masked_fill(new_lse == -torch.inf, 0.0)
-    old_weight, part_weight = torch.exp(old_lse - safe), torch.exp(part_lse - safe)
-    return old_out * old_weight[..., None] + part_out * part_weight[..., None], new_lse
+    return torch.unflatten(picked, 1, (rows.n, rows.length)).transpose(0, 1)
 
 
 def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:

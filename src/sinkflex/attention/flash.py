@@ -1,8 +1,8 @@
 """The flash impl: any flash kernel, made sink-aware by a rescale in front and its own backward behind.
 
-With ``l`` the kernel's log-sum-exp and ``s`` the sink logit, ``l' = logaddexp(l, s)`` and ``O' = O * exp(l - l')``. A
-flash backward recomputes the weights as ``exp(scores - lse)`` and needs the output only for ``rowsum(dO * O)``, so run on
-``(O', l')`` it yields the exact dQ, dK and dV; the sink's own gradient is ``-sum(exp(s - l') * rowsum(dO * O'))``.
+With ``l`` the kernel's log-sum-exp and ``s`` the sink logit, ``l' = logaddexp(l, s)`` and ``O' = O * exp(l - l')``.
+A flash backward recomputes the weights as ``exp(scores - lse)`` and needs the output only for ``rowsum(dO * O)``, so
+run on ``(O', l')`` it yields the exact dQ, dK and dV; the sink's gradient is ``-sum(exp(s - l') * rowsum(dO * O'))``.
 
 A gradient of the returned log-sum-exp turns ``rowsum(dO * O')`` into ``rowsum(dO * O') - dlse``. No stock kernel takes
 that, so the head dimension is widened: keys, queries and values get a zero column, the output a column of ones and its
@@ -16,7 +16,14 @@ from typing import Any, Protocol
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
+
+from sinkflex.attention.cpu import CpuEngine
+from sinkflex.attention.kernels import kernel_for
+from sinkflex.attention.layout import SequenceLayout
+from sinkflex.attention.masks import MaskMod
+from sinkflex.attention.plan import build_plan
+from sinkflex.attention.varlen import VarlenEngine, build_varlen_plan
 
 
 class FlashEngine(Protocol):
@@ -39,24 +46,77 @@ class FlashEngine(Protocol):
 def flash_attention(
     query: Float[Tensor, "B Hq Tq D"],
     key: Float[Tensor, "B Hkv Tk D"],
-    value: Float[Tensor, "B Hkv Tk D"],
+    value: Float[Tensor, "B Hkv Tk Dv"],
     sink_logits: Float[Tensor, " Hq"] | None,
-    engine: FlashEngine,
-) -> tuple[Float[Tensor, "B Hq Tq D"], Float[Tensor, "B Hq Tq"]]:
-    """Sink-aware attention through a flash engine.
+    *,
+    layout: SequenceLayout,
+    window: int | None,
+    num_sink_tokens: int,
+    mask_mod: MaskMod | None,
+    scale: float,
+) -> tuple[Float[Tensor, "B Hq Tq Dv"], Float[Tensor, "B Hq Tq"]]:
+    """Sink-aware attention through the device's flash kernel.
 
     Args:
         query: [B, Hq, Tq, D].
         key: [B, Hkv, Tk, D].
-        value: [B, Hkv, Tk, D].
+        value: [B, Hkv, Tk, Dv].
         sink_logits: [Hq], in the units of the scaled scores; None means no sink.
-        engine: runs the kernel over one layout and mask.
+        layout: documents, padding and prefixes.
+        window: keys a query sees at most, its own included, in logical positions; None means all.
+        num_sink_tokens: keys at positions below this stay visible outside the window.
+        mask_mod: the caller's own mask; CPU only.
+        scale: factor on the raw scores.
 
     Returns:
         (out, lse): lse is natural, includes the sink, is at least fp32 and carries gradient, as do all inputs.
     """
-    out, lse = _SinkFlash.apply(query, key, value, sink_logits, engine)
-    return out, lse
+    engine: FlashEngine
+    if query.device.type == "cpu":
+        plan = build_plan(
+            layout,
+            device=query.device,
+            num_heads=query.shape[1],
+            window=window,
+            num_sink_tokens=num_sink_tokens,
+            mask_mod=mask_mod,
+        )
+        engine = CpuEngine(plan, scale)
+    else:
+        varlen = build_varlen_plan(
+            layout, device=query.device, window=window, num_sink_tokens=num_sink_tokens
+        )
+        engine = VarlenEngine(varlen, kernel_for(query.device), scale)
+    return sink_attention_through(engine, query, key, value, sink_logits)
+
+
+def sink_attention_through(
+    engine: FlashEngine,
+    query: Float[Tensor, "B Hq Tq D"],
+    key: Float[Tensor, "B Hkv Tk D"],
+    value: Float[Tensor, "B Hkv Tk Dv"],
+    sink_logits: Float[Tensor, " Hq"] | None,
+) -> tuple[Float[Tensor, "B Hq Tq Dv"], Float[Tensor, "B Hq Tq"]]:
+    """Run an engine with the sink in front and the exact backward behind.
+
+    Head dimensions that the kernel does not take, or that differ, are padded with zeros, which change no score.
+
+    Args:
+        engine: runs the kernel over one layout and mask.
+        query: [B, Hq, Tq, D].
+        key: [B, Hkv, Tk, D].
+        value: [B, Hkv, Tk, Dv].
+        sink_logits: [Hq] or None.
+    """
+    dim, value_dim = query.shape[-1], value.shape[-1]
+    multiple = engine.head_dim_multiple
+    wide = -(-max(dim, value_dim) // multiple) * multiple
+    if dim < wide:
+        query, key = (torch.nn.functional.pad(x, (0, wide - dim)) for x in (query, key))
+    if value_dim < wide:
+        value = torch.nn.functional.pad(value, (0, wide - value_dim))
+    out, lse = _SinkFlash.apply(query, key, value, sink_logits, engine)  # type: ignore[no-untyped-call]
+    return out[..., :value_dim], lse
 
 
 class _SinkFlash(torch.autograd.Function):
@@ -138,4 +198,5 @@ def _sink_gradient(
     sink = sink_logits.to(lse.dtype)[:, None]
     # Where nothing was seen under a sink of -inf, lse is -inf too and the sink's share is 0.
     share = torch.exp(sink - lse.masked_fill(lse == -torch.inf, 0.0))
-    return -(share * delta).sum(dim=(0, 2)).to(sink_logits.dtype)
+    total: Tensor = -(share * delta).sum(dim=(0, 2))
+    return total.to(sink_logits.dtype)

@@ -7,6 +7,7 @@ token sees the earlier tokens of its own node and all tokens of its node's ances
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ def cut(nodes: Sequence[Node], at: Callable[[Node], Sequence[int]], joined: Call
     for i, node in enumerate(nodes):
         parent = last_piece[node.parent] if node.parent >= 0 else -1
         edges = [node.position, *at(node), node.position + node.length]
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in itertools.pairwise(edges):
             parent = parent if joined(low) else -1
             pieces.append(Node(node.row, node.start + low - node.position, high - low, low, parent))
             origin.append(i)

@@ -67,10 +67,10 @@ class HeadGroups:
         if self.how is _How.EQUAL:
             return [x]
         if self.how is _How.FOLD:
-            return [x.squeeze(2).unflatten(1, (self.key_heads, self.group))]
+            return [torch.unflatten(x.squeeze(2), 1, (self.key_heads, self.group))]
         if self.how is _How.MERGE:
-            return [x.flatten(0, 1).unflatten(0, (-1, self.group))]
-        return list(x.unflatten(1, (self.key_heads, self.group)).unbind(1))
+            return [torch.unflatten(x.flatten(0, 1), 0, (-1, self.group))]
+        return list(torch.unflatten(x, 1, (self.key_heads, self.group)).unbind(1))
 
     def keys(self, x: Float[Tensor, "n Hkv Lk D"]) -> list[Tensor]:
         """Tensors to pass for keys or values, one per op call."""
@@ -85,8 +85,8 @@ class HeadGroups:
         if bias is None or bias.shape[1] == 1 or self.how is _How.EQUAL:
             return bias
         if self.how is _How.FOLD:
-            return bias.squeeze(2).unflatten(1, (self.key_heads, self.group))
-        return bias.flatten(0, 1).unflatten(0, (self.key_heads, self.group))
+            return torch.unflatten(bias.squeeze(2), 1, (self.key_heads, self.group))
+        return torch.unflatten(bias.flatten(0, 1), 0, (self.key_heads, self.group))
 
     def join_queries(self, parts: Sequence[Tensor]) -> Float[Tensor, "n Hq L D"]:
         """The op calls' outputs (or query gradients) as one tensor."""
@@ -95,7 +95,7 @@ class HeadGroups:
         if self.how is _How.FOLD:
             return parts[0].flatten(1, 2).unsqueeze(2)
         if self.how is _How.MERGE:
-            return parts[0].unflatten(0, (self.rows, self.key_heads)).flatten(1, 2)
+            return torch.unflatten(parts[0], 0, (self.rows, self.key_heads)).flatten(1, 2)
         return torch.stack(list(parts), dim=1).flatten(1, 2)
 
     def join_keys(self, parts: Sequence[Tensor]) -> Float[Tensor, "n Hkv Lk D"]:
@@ -103,5 +103,5 @@ class HeadGroups:
         if self.how in (_How.EQUAL, _How.FOLD):
             return parts[0]
         if self.how is _How.MERGE:
-            return parts[0].sum(1).unflatten(0, (self.rows, self.key_heads))
+            return torch.unflatten(parts[0].sum(1), 0, (self.rows, self.key_heads))
         return torch.stack([part.sum(1) for part in parts], dim=1)

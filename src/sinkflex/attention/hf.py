@@ -4,15 +4,15 @@
     hf.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sinkflex")
 
-Padding masks, packed ``position_ids`` and caches are understood as they are. A packing that transformers has no word for
-(shared prefixes) goes in as ``model(..., position_ids=layout.q_position, layout=layout)``.
+Padding masks, packed ``position_ids`` and caches are understood as they are. A packing that transformers has no word
+for (shared prefixes) goes in as ``model(..., position_ids=layout.q_position, layout=layout)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from sinkflex.attention.hf_masks import LayerMask, sinkflex_mask
 from sinkflex.attention.layout import SequenceLayout
 from sinkflex.attention.reference import reference_attention
 from sinkflex.errors import AttentionError, UnsupportedError
+
+_T = TypeVar("_T")
 
 IMPLEMENTATIONS: dict[str, str] = {
     "sinkflex": "auto",
@@ -53,8 +55,8 @@ def register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     for name, impl in IMPLEMENTATIONS.items():
-        AttentionInterface.register(name, _attention_function(name, impl))
-        AttentionMaskInterface.register(name, torch.compiler.disable(sinkflex_mask))
+        AttentionInterface.register(name, _outside_graphs(_attention_function(name, impl)))
+        AttentionMaskInterface.register(name, _outside_graphs(sinkflex_mask))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,12 @@ class _Visibility:
     window: int | None = None
 
 
+def _outside_graphs(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Keep torch.compile out: layouts and plans are Python objects built from tensor values."""
+    return cast("Callable[..., _T]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+
+
 def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, None]]:
-    @torch.compiler.disable
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
@@ -93,7 +99,7 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
                     f"num_sink_tokens={num_sink_tokens} needs the first keys, which this sliding cache has dropped; "
                     "use a cache without eviction (DynamicCache() without a config)"
                 )
-            out = sink_attention(
+            result = sink_attention(
                 query,
                 key,
                 value,
@@ -105,6 +111,7 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
                 scale=scale,
                 impl=impl,
             )
+            out = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2).contiguous(), None
 
     attention.__name__ = attention.__qualname__ = name
@@ -138,9 +145,7 @@ def _refuse(name: str, module: nn.Module, sinks: Tensor | None, kwargs: dict[str
         del kwargs[absent]
 
 
-def _visibility(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]
-) -> _Visibility:
+def _visibility(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> _Visibility:
     """Say what is visible, from the mask slot and the keyword arguments that describe it (which it removes)."""
     window = kwargs.pop("sliding_window", None)
     position_ids = kwargs.pop("position_ids", None)
@@ -237,6 +242,4 @@ def _from_boundaries(boundaries: Tensor, query: Tensor, key: Tensor) -> Sequence
             f"cu_seq_lens_q describes one flattened row without a cache; got batch {query.shape[0]}, "
             f"{query.shape[2]} queries and {key.shape[2]} keys. Use position_ids or layout= instead."
         )
-    return SequenceLayout.from_documents(
-        boundaries.diff().tolist(), length=query.shape[2], device=query.device
-    )
+    return SequenceLayout.from_documents(boundaries.diff().tolist(), length=query.shape[2], device=query.device)

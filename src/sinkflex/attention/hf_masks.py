@@ -20,7 +20,7 @@ from sinkflex.attention.layout import SequenceLayout
 
 logger = logging.getLogger(__name__)
 
-MaskFunction = Callable[..., Tensor]
+MaskFunction = Callable[..., Any]
 
 EDITED_MASK_LAYERS = frozenset(
     {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
@@ -97,19 +97,20 @@ def sinkflex_mask(
     """
     if isinstance(attention_mask, LayerMask):
         return attention_mask
-    pattern = _Pattern() if mask_function is None else read_pattern(mask_function)
-    if pattern is None or _edits_mask(kwargs.get("config")):
-        from transformers.masking_utils import eager_mask
+    from transformers.masking_utils import causal_mask_function, eager_mask
 
+    function: MaskFunction = mask_function or causal_mask_function
+    pattern = read_pattern(function)
+    if pattern is None or _edits_mask(kwargs.get("config")):
         if pattern is None:
-            _log_dense(_describe(mask_function))
+            _log_dense(_describe(function))
         dense: Tensor = eager_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
             q_offset=q_offset,
             kv_offset=kv_offset,
-            mask_function=mask_function,
+            mask_function=function,
             attention_mask=attention_mask,
             **(kwargs | {"allow_is_bidirectional_skip": False}),
         )
@@ -198,9 +199,7 @@ def _from_document_ids(documents: Tensor, batch: int) -> SequenceLayout:
 
 
 def _edits_mask(config: Any) -> bool:
-    layer_types = getattr(config, "layer_types", None) or ()
-    # hy_v4 has one kind of layer and names it only in its mask mapping.
-    return not EDITED_MASK_LAYERS.isdisjoint(layer_types) or hasattr(config, "indexer_types")
+    return not EDITED_MASK_LAYERS.isdisjoint(getattr(config, "layer_types", None) or ())
 
 
 def _describe(mask_function: Any) -> str:

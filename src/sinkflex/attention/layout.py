@@ -340,8 +340,9 @@ class SequenceLayout:
 
 
 def _as_rows(values: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    rows = [values] if not values or not isinstance(values[0], Sequence) else values
-    return [[int(value) for value in row] for row in rows]  # type: ignore[union-attr]
+    if values and isinstance(values[0], Sequence):
+        return [[int(size) for size in row] for row in values if isinstance(row, Sequence)]
+    return [[int(size) for size in values if not isinstance(size, Sequence)]]
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -1,7 +1,7 @@
 """Masks over a layout: the dense one that defines visibility, and small ``mask_mod`` factories that compose.
 
-A ``mask_mod`` has FlexAttention's signature ``(b, h, q, k) -> bool``: batch row, query head, query column and key column,
-each a scalar index tensor; True means visible. Join several with ``torch.nn.attention.flex_attention.and_masks``.
+A ``mask_mod`` has FlexAttention's signature ``(b, h, q, k) -> bool``: batch row, query head, query column and key
+column, each a scalar index tensor; True means visible. Join several with torch's ``and_masks``.
 """
 
 from __future__ import annotations

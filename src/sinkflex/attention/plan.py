@@ -1,9 +1,9 @@
 """From a layout to kernel calls.
 
-A plan is a list of calls whose key sets, for each query, are disjoint and together are what the query sees. Their results
-merge by log-sum-exp; the sink enters once, after the merge. Documents of similar length share one padded call (right
-padding needs no mask: empty queries and keys come last), a node's keys meet the queries of all its descendants in one
-unmasked call per run of columns (``tree.py``), and windows are cut into blocks (``windowed.py``).
+A plan is a list of calls whose key sets, for each query, are disjoint and together are what the query sees. Their
+results merge by log-sum-exp; the sink enters once, after the merge. Documents of similar length share one padded call
+(right padding needs no mask: empty queries and keys come last), a node's keys meet the queries of all its descendants in
+one unmasked call per run of columns (``tree.py``), and windows are cut into blocks (``windowed.py``).
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def _build(layout: SequenceLayout, device: torch.device, window: int | None, num
         calls = _packed_calls(causal, layout, device)
         if window is not None:
             calls += [_window_call(call, layout, device) for call in window_calls(layout, local, window)]
+        cached = [job._replace(k_length=job.k_length - job.length) for job in causal]
+        full += [job for job in cached if job.k_length > 0]
         calls += [Call(q=Rows.span(j.q_start, j.length), k=Rows.span(j.k_start, j.k_length)) for j in full]
     whole = len(calls) == 1 and all(
         rows.gather is None and rows.start == 0 and (rows.n, rows.length, rows.step) == (layout.batch, size, size)
@@ -123,7 +125,7 @@ def _build(layout: SequenceLayout, device: torch.device, window: int | None, num
 
 
 def _packed_calls(jobs: Sequence[Job], layout: SequenceLayout, device: torch.device) -> list[Call]:
-    """Causal runs of similar length side by side in padded calls."""
+    """Causal runs of similar length side by side in padded calls, queries against their own keys."""
     calls = []
     jobs = sorted(jobs, key=lambda job: job.length)
     lengths = np.array([job.length for job in jobs], dtype=np.int64)
@@ -133,7 +135,7 @@ def _packed_calls(jobs: Sequence[Job], layout: SequenceLayout, device: torch.dev
         rows = []
         for starts, size in (
             ([job.q_start for job in jobs[low:high]], layout.num_queries),
-            ([job.k_start for job in jobs[low:high]], layout.num_keys),
+            ([job.k_start + job.k_length - job.length for job in jobs[low:high]], layout.num_keys),
         ):
             index = np.where(empty, -1, np.array(starts)[:, None] + inside)
             rows.append(Rows.of(index, layout.batch * size, device))

@@ -16,7 +16,7 @@ def reference_attention(
     key: Float[Tensor, "B Hkv Tk D"],
     value: Float[Tensor, "B Hkv Tk Dv"],
     sink_logits: Float[Tensor, " Hq"] | None,
-    visible: Bool[Tensor, "B #Hq Tq Tk"],
+    visible: Bool[Tensor, "B H1 Tq Tk"],
     *,
     scale: float,
 ) -> tuple[Float[Tensor, "B Hq Tq Dv"], Float[Tensor, "B Hq Tq"]]:

@@ -77,13 +77,13 @@ class Rows:
         """Take the slots out of flat tokens [H, N] or [H, N, D]; a view when regular."""
         if self.gather is not None:
             picked = flat.index_select(1, self.gather)
-            return picked.unflatten(1, (self.n, self.length)).transpose(0, 1)
+            return torch.unflatten(picked, 1, (self.n, self.length)).transpose(0, 1)
         stop = self.start + (self.n - 1) * self.step + self.length
         window = flat[:, self.start : stop]
         if self.n == 1:
             return window.unsqueeze(0)
         if self.step == self.length:
-            return window.unflatten(1, (self.n, self.length)).transpose(0, 1)
+            return torch.unflatten(window, 1, (self.n, self.length)).transpose(0, 1)
         size = (flat.shape[0], self.n, self.length, *flat.shape[2:])
         stride = (flat.stride(0), flat.stride(1) * self.step, *flat.stride()[1:])
         return window.as_strided(size, stride).transpose(0, 1)
@@ -107,7 +107,7 @@ class Rows:
     def tokens(self, target: Tensor) -> Tensor:
         """The slots of a token-major tensor [N, ...] as [n, L, ...]; a view when regular."""
         if self.scatter is not None:
-            return target.index_select(0, self.scatter).unflatten(0, (self.n, self.length))
+            return torch.unflatten(target.index_select(0, self.scatter), 0, (self.n, self.length))
         return self._targets(target, 0, self.length)
 
     def _targets(self, target: Tensor, low: int, high: int) -> Tensor:

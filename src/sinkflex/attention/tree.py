@@ -21,13 +21,15 @@ class Job(NamedTuple):
         q_start: first query.
         length: queries.
         k_start: first key.
-        k_length: keys; for a causal job as many as queries.
+        k_length: keys. In a causal job the queries are the last of them.
+        level: depth of the keys' node; the jobs of one level have disjoint queries.
     """
 
     q_start: int
     length: int
     k_start: int
     k_length: int
+    level: int
 
 
 class Jobs(NamedTuple):
@@ -53,23 +55,22 @@ def tree_jobs(layout: SequenceLayout, window: int | None, num_sink_tokens: int) 
         nodes = cut_prefix(nodes, num_sink_tokens)
         always = [node.position < num_sink_tokens for node in nodes]
     causal: list[Job] = []
-    full: list[Job] = []
+    depth: list[int] = []
     below: list[list[list[int]]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
+        depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
         start, stop = layout.query_columns(node)
         if start == stop:
             continue
         q_start = node.row * layout.num_queries + start - layout.query_start[node.row]
-        k_base = node.row * layout.num_keys
+        k_start = node.row * layout.num_keys + node.start
         if always[i]:
-            causal.append(Job(q_start, stop - start, k_base + start, stop - start))
-            if start > node.start:
-                full.append(Job(q_start, stop - start, k_base + node.start, start - node.start))
+            causal.append(Job(q_start, stop - start, k_start, stop - node.start, depth[i]))
         for j in ancestors(nodes, i):
             if always[j]:
                 _append_run(below[j], q_start, q_start + stop - start)
-    full += [
-        Job(low, high - low, nodes[j].row * layout.num_keys + nodes[j].start, nodes[j].length)
+    full = [
+        Job(low, high - low, nodes[j].row * layout.num_keys + nodes[j].start, nodes[j].length, depth[j])
         for j, runs in enumerate(below)
         for low, high in runs
     ]

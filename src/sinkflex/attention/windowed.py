@@ -1,7 +1,7 @@
 """Sliding windows at a cost linear in the number of tokens: blocks of queries against the keys a window can reach.
 
-Tokens are laid out in *strips*: neighbouring documents share one, a node below a prefix has its own that begins with the
-end of its path. A strip is cut into blocks of queries; each block meets its own keys and the ``window - 1`` before it.
+Tokens are laid out in *strips*: neighbouring documents share one, a node below a prefix has its own that begins with
+the end of its path. A strip is cut into blocks of queries; each block meets its own keys and the ``window - 1`` before.
 Inside a long document all blocks have the same mask and are read through overlapping views, without copies.
 """
 
@@ -18,6 +18,7 @@ from sinkflex.attention.forest import Node, ancestors
 from sinkflex.attention.layout import SequenceLayout
 
 Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 _SMALLEST_BLOCK = 64
 # Runs of equal masks shorter than this share a call with the irregular blocks.
 _SHORTEST_RUN = 4
@@ -64,8 +65,8 @@ def window_calls(layout: SequenceLayout, nodes: Sequence[Node], window: int) -> 
     band = ~((slots >= 0) & (slots < window))
     for strip in _strips(layout, nodes, window, block, halo):
         blocks = _blocks(strip, window, block, halo)
-        alike = (blocks.hidden == band).all(axis=(1, 2))
-        plain = (blocks.q_index >= 0).all(axis=1) & (blocks.k_index >= 0).all(axis=1)
+        alike = np.all(blocks.hidden == band, axis=(1, 2))
+        plain = np.all(blocks.q_index >= 0, axis=1) & np.all(blocks.k_index >= 0, axis=1)
         for low, high, same in _runs(alike, plain):
             part = WindowCall(
                 q_index=blocks.q_index[low:high],
@@ -92,7 +93,7 @@ def block_size(window: int) -> int:
     return max(_SMALLEST_BLOCK, -(-window // 16) * 16)
 
 
-def _runs(alike: NDArray[np.bool_], plain: NDArray[np.bool_]) -> Iterator[tuple[int, int, bool]]:
+def _runs(alike: Flags, plain: Flags) -> Iterator[tuple[int, int, bool]]:
     """Cut a strip's blocks into runs [low, high) that can share a call, and whether the run shares one mask too.
 
     Where documents are short, nearly every block has a mask of its own: then only ``plain`` (no empty slot) counts.
@@ -132,13 +133,20 @@ def _strips(
             run.append(node)
         else:
             queries = Node(node.row, start, stop - start, node.position + start - node.start, -1)
-            yield _strip(layout, [queries], _path_end(nodes, i, start - node.start, window - 1), block, halo)
+            yield _strip(layout, [queries], path_end(nodes, i, start - node.start, window - 1), block, halo)
     if run:
         yield _strip(layout, run, [], block, halo)
 
 
-def _path_end(nodes: Sequence[Node], index: int, own: int, count: int) -> list[Node]:
-    """The last ``count`` tokens before a node's own first query, as runs in path order."""
+def path_end(nodes: Sequence[Node], index: int, own: int, count: int) -> list[Node]:
+    """The last tokens on the path to a node's first query, as runs in path order.
+
+    Args:
+        nodes: the forest.
+        index: the node.
+        own: how many of the node's own tokens come before its first query.
+        count: how many tokens are wanted; fewer come back where the path is shorter.
+    """
     runs: list[Node] = []
     available = own
     for j in [index, *ancestors(nodes, index)]:

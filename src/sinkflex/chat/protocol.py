@@ -13,7 +13,7 @@ sampled is what is trained on. One call-and-answer exchange in harmony::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from sinkflex.errors import ChatError
 from sinkflex.types import Message, ToolSchema
@@ -22,6 +22,7 @@ Piece: TypeAlias = str | int
 """A stretch of a rendering: ordinary text (never read as special tokens) or one control token's id."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """The part of a tokenizer that rendering needs."""
 
@@ -43,6 +44,7 @@ class Tokenizer(Protocol):
         ...
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """Turns messages into token ids and sampled ids back into text, for one chat format.
 

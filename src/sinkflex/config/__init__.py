@@ -2,5 +2,6 @@
 
 from sinkflex.config.load import Key, dump_recipe, load_recipe, schema_keys
 from sinkflex.config.recipe import Recipe
+from sinkflex.config.shipped import find_recipe, shipped_recipes
 
-__all__ = ["Key", "Recipe", "dump_recipe", "load_recipe", "schema_keys"]
+__all__ = ["Key", "Recipe", "dump_recipe", "find_recipe", "load_recipe", "schema_keys", "shipped_recipes"]

@@ -69,9 +69,7 @@ def _validate(layers: Sequence[Layer]) -> Recipe:
     try:
         return Recipe.model_validate(merge(layers))
     except ValidationError as error:
-        wanted_text = {
-            tuple(map(str, detail["loc"])) for detail in error.errors() if detail["type"] == "string_type"
-        }
+        wanted_text = {tuple(map(str, detail["loc"])) for detail in error.errors() if detail["type"] == "string_type"}
         patched = [_as_text(layer, wanted_text) for layer in layers]
         if patched == list(layers):
             raise
@@ -83,9 +81,7 @@ def _as_text(layer: Layer, wanted_text: set[KeyPath]) -> Layer:
         return layer
     key = layer.origin.partition("=")[0]
     return (
-        override_layer(f"{key}={tomli_w.dumps({'v': layer.raw})[4:].strip()}")
-        if _path(key) in wanted_text
-        else layer
+        override_layer(f"{key}={tomli_w.dumps({'v': layer.raw})[4:].strip()}") if _path(key) in wanted_text else layer
     )
 
 
@@ -117,11 +113,7 @@ def _nearest(path: KeyPath) -> str:
     known = [key for key, _ in _leaves(Recipe, ())]
     tables = {key[:depth] for key in known for depth in range(1, len(key))}
     siblings = sorted(
-        {
-            key[len(path) - 1]
-            for key in [*known, *tables]
-            if key[: len(path) - 1] == path[:-1] and len(key) >= len(path)
-        }
+        {key[len(path) - 1] for key in [*known, *tables] if key[: len(path) - 1] == path[:-1] and len(key) >= len(path)}
     )
     close = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6)
     if close:
@@ -129,9 +121,7 @@ def _nearest(path: KeyPath) -> str:
     elsewhere = [repr(".".join(key)) for key in known if key[-1] == path[-1]]
     if not elsewhere:
         dotted = [".".join(key) for key in known]
-        elsewhere = [
-            repr(name) for name in difflib.get_close_matches(".".join(path), dotted, n=1, cutoff=0.75)
-        ]
+        elsewhere = [repr(name) for name in difflib.get_close_matches(".".join(path), dotted, n=1, cutoff=0.75)]
     if elsewhere:
         return f" Did you mean {' or '.join(elsewhere)}?"
     where = f"[{'.'.join(path[:-1])}] has" if len(path) > 1 else "The sections are"

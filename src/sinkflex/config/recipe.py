@@ -76,8 +76,7 @@ def _model_problems(recipe: Recipe) -> list[str]:
         problems.append(f"model.tiny.head_dim = {tiny.head_dim} is odd; rotary positions need pairs")
     if tiny.experts_per_token > tiny.experts:
         problems.append(
-            f"model.tiny.experts_per_token = {tiny.experts_per_token} exceeds "
-            f"model.tiny.experts = {tiny.experts}"
+            f"model.tiny.experts_per_token = {tiny.experts_per_token} exceeds model.tiny.experts = {tiny.experts}"
         )
     if recipe.model.path is None and recipe.rollout.max_length > tiny.max_positions:
         problems.append(
@@ -95,8 +94,7 @@ def _sampling_problems(recipe: Recipe) -> list[str]:
     problems = []
     if rollout.group_size < 2:
         problems.append(
-            f"rollout.group_size = {rollout.group_size}: a lone trajectory has no group to compare with; "
-            "use at least 2"
+            f"rollout.group_size = {rollout.group_size}: a lone trajectory has no group to compare with; use at least 2"
         )
     if rollout.max_new_tokens >= rollout.max_length:
         problems.append(
@@ -111,8 +109,7 @@ def _sampling_problems(recipe: Recipe) -> list[str]:
         )
     if algo.overlong == "penalty" and algo.overlong_buffer >= rollout.max_length:
         problems.append(
-            f"algo.overlong_buffer = {algo.overlong_buffer} must be below "
-            f"rollout.max_length = {rollout.max_length}"
+            f"algo.overlong_buffer = {algo.overlong_buffer} must be below rollout.max_length = {rollout.max_length}"
         )
     return problems
 

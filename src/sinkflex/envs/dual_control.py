@@ -134,9 +134,7 @@ class Episode(Generic[TaskT]):
         broken = session.breaches(self.world)
         ended = self.stop_reason is not None and self.stop_reason.is_termination
         handed_off = self.stop_reason is StopReason.HAND_OFF
-        components: dict[str, float | None] = dict(
-            self.domain.components(self.task, self.world, handed_off=handed_off)
-        )
+        components: dict[str, float | None] = dict(self.domain.components(self.task, self.world, handed_off=handed_off))
         components["policy"] = 0.0 if broken else 1.0
         components["ended"] = float(ended)
         score = 1.0
@@ -162,6 +160,7 @@ class Episode(Generic[TaskT]):
             "repeated_calls": float(counts["repeated_calls"]),
             "policy_breaches": float(len(broken)),
             "writes_before_confirmation": float(unconfirmed),
+            **self.user.metrics(),
         }
 
     def _agent_calls(self, action: ParsedAction) -> tuple[tuple[Message, ...], str | None]:

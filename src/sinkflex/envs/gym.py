@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import gymnasium
+from gymnasium.utils import EzPickle
 
 from sinkflex.chat.parsing import ActionFormat, parse_action
 from sinkflex.envs.dual_control import Budget, Episode, Outcome
@@ -20,15 +21,15 @@ RESET_OPTIONS = ("task_id", "split", "tier", "group_seed")
 _MAX_SEED = 2**31 - 1
 
 
-class DualControlEnv(gymnasium.Env[str, str]):
+class DualControlEnv(gymnasium.Env[str, str], EzPickle):
     """One agent in a dialogue with a user, both holding tools on one world.
 
     One ``step`` takes one assistant generation as raw text: tool calls, or a message to the user. The observation is
     what the assistant reads next, as text; ``info["messages"]`` holds the same as ``Message`` objects. The reward is
-    0 until the episode ends and the score then.
+    0 until the episode ends and the score then. A pickled environment comes back as newly made, without its episode.
 
     Args:
-        domain: a name in ``registry.DOMAINS``, or ``"module:Class"`` of an own ``Domain``.
+        domain: a name in ``registry.DOMAINS``, ``"module:Class"`` of an own ``Domain``, or a ``Domain`` itself.
         split: where ``reset`` draws tasks from.
         tier: the difficulty tier to draw from, None for all.
         user: a name in ``registry.USERS``.
@@ -49,7 +50,7 @@ class DualControlEnv(gymnasium.Env[str, str]):
     def __init__(
         self,
         *,
-        domain: str,
+        domain: str | Domain[Any],
         split: str = "train",
         tier: str | None = None,
         user: str = "scripted",
@@ -60,13 +61,26 @@ class DualControlEnv(gymnasium.Env[str, str]):
         max_invalid_actions: int = 4,
         render_mode: str | None = None,
     ) -> None:
+        EzPickle.__init__(
+            self,
+            domain=domain,
+            split=split,
+            tier=tier,
+            user=user,
+            user_options=user_options,
+            action_format=action_format,
+            prompt=prompt,
+            max_steps=max_steps,
+            max_invalid_actions=max_invalid_actions,
+            render_mode=render_mode,
+        )
         if prompt not in PROMPT_STYLES:
             raise EnvError(unknown_name("prompt", prompt, PROMPT_STYLES))
         if action_format not in tuple(ActionFormat):
             raise EnvError(unknown_name("action_format", action_format, ActionFormat))
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise EnvError(unknown_name("render_mode", render_mode, self.metadata["render_modes"]))
-        self.domain: Domain[Any] = get_domain(domain)
+        self.domain: Domain[Any] = get_domain(domain) if isinstance(domain, str) else domain
         self.domain.task_ids(split, tier)
         self.split = split
         self.tier = tier
@@ -88,9 +102,7 @@ class DualControlEnv(gymnasium.Env[str, str]):
         """Return the ids of a split, in one tier or in all; the order never changes."""
         return self.domain.task_ids(split, tier)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode.
 
         Args:
@@ -118,7 +130,8 @@ class DualControlEnv(gymnasium.Env[str, str]):
             group_seed = int(self.np_random.integers(_MAX_SEED))
         user = self._new_user(self.domain, task, random.Random(f"{task.task_id}/{group_seed}"))
         budget = Budget(
-            max_steps=self._max_steps or self.domain.max_steps[task.tier], max_invalid_actions=self._max_invalid
+            max_steps=self._max_steps or self.domain.max_steps[task.tier],
+            max_invalid_actions=self._max_invalid,
         )
         self._episode = Episode(domain=self.domain, task=task, user=user, budget=budget)
         messages = self._episode.start()
@@ -168,9 +181,9 @@ class DualControlEnv(gymnasium.Env[str, str]):
                 "breaches": outcome.breaches,
             }
         self._after_move()
-        ended = reason is not None
-        terminated = ended and reason is not None and reason.is_termination
-        return describe_messages(turn.messages), reward, terminated, ended and not terminated, info
+        terminated = reason is not None and reason.is_termination
+        truncated = reason is not None and not terminated
+        return describe_messages(turn.messages), reward, terminated, truncated, info
 
     @property
     def episode(self) -> Episode[Any]:
@@ -192,7 +205,7 @@ class DualControlEnv(gymnasium.Env[str, str]):
         best = self.oracle_message()
         return tuple(slip for slip in self.domain.slips(self.episode.task, self.episode.world) if slip != best)
 
-    def render(self) -> str | None:  # type: ignore[override]  # Gymnasium types frames, not text
+    def render(self) -> str | None:
         """Return the dialogue so far (``ansi``), or None: ``human`` prints by itself."""
         if self.render_mode != "ansi":
             return None
@@ -201,6 +214,9 @@ class DualControlEnv(gymnasium.Env[str, str]):
     def close(self) -> None:
         """End the episode and release the user; may be called twice."""
         self._drop_episode()
+        close = getattr(self._new_user, "close", None)
+        if close is not None:  # a factory that shares connections between episodes
+            close()
         super().close()
 
     def _draw_task(self, options: dict[str, Any]) -> str:

@@ -78,6 +78,10 @@ class User(Protocol):
         """
         ...
 
+    def metrics(self) -> Mapping[str, float]:
+        """Return counts of this user's own, such as tokens used; they join the episode's metrics."""
+        ...
+
     def close(self) -> None:
         """Release what the user holds; may be called twice."""
         ...
@@ -156,7 +160,7 @@ class Domain(ABC, Generic[TaskT]):
         """Return plausible wrong assistant messages for this state; none by default."""
         return ()
 
-    def observe(self, task: TaskT, world: World, *, speaker: Side, text: str) -> None:  # noqa: B027
+    def observe(self, task: TaskT, world: World, *, speaker: Side, text: str) -> None:
         """Note in the session what an utterance settles, such as consent; nothing by default."""
 
     def task_ids(self, split: str, tier: str | None = None) -> tuple[str, ...]:

@@ -9,13 +9,17 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from sinkflex.envs.protocol import Domain, Task, User
+from sinkflex.envs.users.llm import llm_user
 from sinkflex.envs.users.scripted import ScriptedUser
+from sinkflex.envs.users.selfplay import selfplay_user
 from sinkflex.errors import EnvError, unknown_name
 
 UserFactory: TypeAlias = Callable[[Domain[Any], Task, random.Random], User]
 """Builds the user of one episode; the generator is the episode's only source of chance."""
 
 DOMAINS: dict[str, str] = {
+    "mock": "sinkflex.envs.domains.mock:MockDomain",
+    "retail": "sinkflex.envs.domains.retail:RetailDomain",
     "telecom": "sinkflex.envs.domains.telecom:TelecomDomain",
 }
 """Embedded domains: name to ``module:Class``, imported on first use."""
@@ -31,7 +35,9 @@ def scripted_user() -> UserFactory:
 
 
 USERS: dict[str, Callable[..., UserFactory]] = {
+    "llm": llm_user,
     "scripted": scripted_user,
+    "selfplay": selfplay_user,
 }
 """Users by name: each takes its own plain options and returns a factory."""
 

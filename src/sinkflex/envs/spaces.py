@@ -6,7 +6,7 @@ agent's text is bounded in length only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ from gymnasium.vector.utils import create_shared_memory
 
 from sinkflex.errors import EnvError
 
-_SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyz 0123456789{}\":,?é中🙂"
+_SAMPLE_ALPHABET = 'abcdefghijklmnopqrstuvwxyz 0123456789{}":,?é中🙂'
 _SAMPLE_CHARS = 64
 
 
@@ -67,7 +67,7 @@ class UnicodeText(gymnasium.Space[str]):
             return False
         return True
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         """Return a batch of samples as JSON strings."""
         return list(sample_n)
 

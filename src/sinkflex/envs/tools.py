@@ -81,9 +81,7 @@ class ToolReply:
     tool: Tool | None = None
 
 
-def tool(
-    *, side: Side, writes: bool, stops: StopReason | None = None
-) -> Callable[[Callable[..., JSONValue]], Tool]:
+def tool(*, side: Side, writes: bool, stops: StopReason | None = None) -> Callable[[Callable[..., JSONValue]], Tool]:
     """Declare a function as a tool.
 
     Args:

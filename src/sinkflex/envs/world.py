@@ -42,9 +42,7 @@ class World:
 
     __slots__ = ("_bags", "_digests", "_journal", "_stale", "_tables", "_total")
 
-    def __init__(
-        self, tables: dict[str, dict[str, JSONObject]], *, bags: Iterable[tuple[str, str]] = ()
-    ) -> None:
+    def __init__(self, tables: dict[str, dict[str, JSONObject]], *, bags: Iterable[tuple[str, str]] = ()) -> None:
         self._tables = tables
         self._bags = frozenset(bags)
         self._journal: list[_Entry] = []

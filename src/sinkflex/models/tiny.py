@@ -30,7 +30,7 @@ class TinyShape:
     sliding_window: int = 64
     max_positions: int = 2048
     rope_theta: float = 10_000.0
-    initializer_range: float = 0.05
+    initializer_range: float = 0.02
 
 
 def build_tiny_model(

@@ -13,7 +13,7 @@ FILE_NAME = "curves.png"
 
 _INK, _QUIET, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
 _BLUE, _ORANGE, _GREEN, _RED = "#2166ac", "#e08214", "#1b7837", "#b2182b"
-_STYLE = {
+_STYLE: Any = {
     "axes.edgecolor": _QUIET,
     "axes.labelcolor": _INK,
     "axes.spines.right": False,
@@ -113,11 +113,11 @@ def _draw_validation(axis: Any, history: RunHistory) -> None:
     )
     for style, (name, value) in zip(("--", ":", "-."), sorted(history.floors.items()), strict=False):
         axis.axhline(value, color=_RED, linestyle=style, linewidth=1.2, label=f"floor: {name.replace('_', ' ')}")
-    for point, side in ((points[0], "left"), (points[-1], "right")):
+    for point, offset, side in ((points[0], (7, -3), "left"), (points[-1], (0, 7), "right")):
         axis.annotate(
             f"{point.mean:.2f}",
-            (point.step, point.high),
-            xytext=(0, 4),
+            (point.step, point.mean),
+            xytext=offset,
             textcoords="offset points",
             ha=side,
             color=_BLUE,
@@ -139,7 +139,9 @@ def _draw_trend(axis: Any, history: RunHistory, name: str, *, title: str, label:
     if noisy:
         axis.plot(steps, smooth, color=color, linewidth=2, label=f"{label}, running mean")
     axis.margins(y=0.15)
-    if min(values) >= 0:
+    if name.startswith("critic/score/"):
+        axis.set_ylim(0, 1)
+    elif min(values) >= 0:
         axis.set_ylim(bottom=0)
     axis.legend(loc="best")
 

@@ -22,8 +22,8 @@ VERL_TOKEN_KEYS = ("old_log_probs", "ref_log_prob", "advantages", "returns")
 class TrainRows:
     """All tokens of some ledgers, one after the other, without padding.
 
-    Two ledgers, prompt ``[7, 8]`` with action ``[3, 1]``, and prompt ``[7]`` with action ``[4]``, observation ``[9]`` and
-    action ``[1]``, give::
+    Two ledgers, prompt ``[7, 8]`` with action ``[3, 1]``, and prompt ``[7]`` with action ``[4]``, observation ``[9]``
+    and action ``[1]``, give::
 
         ids         7   8   3     1     7   4     9   1
         loss_mask   F   F   T     T     F   T     F   T
@@ -84,8 +84,8 @@ def to_verl_batch(
     Args:
         groups: finished groups; failures are left out.
         pad_token_id: fills prompts and responses.
-        token_values: values for some of ``VERL_TOKEN_KEYS``, each [N] over ``TrainRows`` of the same trajectories in the
-            same order; they land in [B, R] and are 0 elsewhere.
+        token_values: values for some of ``VERL_TOKEN_KEYS``, each [N] over ``TrainRows`` of the same trajectories in
+            the same order; they land in [B, R] and are 0 elsewhere.
 
     Returns:
         A TensorDict [B] with ``prompts`` [B, P], ``responses`` [B, R], ``input_ids``, ``attention_mask`` and
@@ -94,8 +94,8 @@ def to_verl_batch(
         non-tensors ``uid`` (the group), ``episode_id`` and ``stop_reason``.
 
     Raises:
-        RolloutError: there is no trajectory, one was sampled with ``top_p`` below 1, or ``token_values`` has an unknown key
-            or another length.
+        RolloutError: there is no trajectory, one was sampled with ``top_p`` below 1, or ``token_values`` has an unknown
+            key or another length.
         MissingExtraError: tensordict is not installed.
     """
     try:
@@ -108,8 +108,8 @@ def to_verl_batch(
     for trajectory in trajectories:
         if trajectory.top_p < 1.0:
             raise RolloutError(
-                f"episode {trajectory.episode_id!r} was sampled with top_p={trajectory.top_p}; its logprobs are not of the "
-                "sampled distribution, so it is for evaluation only"
+                f"episode {trajectory.episode_id!r} was sampled with top_p={trajectory.top_p}; its logprobs are not "
+                "of the sampled distribution, so it is for evaluation only"
             )
     ledgers = [trajectory.ledger for trajectory in trajectories]
     rows = TrainRows.from_ledgers(ledgers)
@@ -122,8 +122,8 @@ def to_verl_batch(
     for key, values in (token_values or {}).items():
         if key not in VERL_TOKEN_KEYS or values.shape != rows.ids.shape:
             raise RolloutError(
-                f"token_values[{key!r}] has shape {tuple(values.shape)}; expected a key of {', '.join(VERL_TOKEN_KEYS)} and "
-                f"shape ({rows.ids.numel()},)"
+                f"token_values[{key!r}] has shape {tuple(values.shape)}; expected a key of "
+                f"{', '.join(VERL_TOKEN_KEYS)} and shape ({rows.ids.numel()},)"
             )
         tensors[key] = place.responses(values, fill=0)
     batch = TensorDict(tensors, batch_size=[len(ledgers)])

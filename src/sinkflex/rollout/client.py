@@ -66,9 +66,7 @@ class Generation:
 class LLMClient(Protocol):
     """Samples the next assistant turn of a transcript."""
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams
-    ) -> Generation:
+    async def generate(self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
         """Sample a continuation of ``prompt_ids``, which is the whole transcript so far.
 
         Args:

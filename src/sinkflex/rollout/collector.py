@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sinkflex.chat import Renderer
-from sinkflex.errors import ModelError, RolloutError
+from sinkflex.errors import ModelError, RolloutError, unknown_name
 from sinkflex.rollout.client import LLMClient, SamplingParams
 from sinkflex.rollout.deadline import call_with_deadline
-from sinkflex.rollout.episode import Environment, EnvMode, EpisodeLimits, EpisodeRunner, EpisodeSpec
+from sinkflex.rollout.episode import ENV_MODES, Environment, EpisodeLimits, EpisodeRunner, EpisodeSpec
 from sinkflex.rollout.trajectory import EpisodeFailure, Group, Trajectory
 
 
@@ -73,7 +73,7 @@ class Collector:
         limits: EpisodeLimits,
         max_concurrent: int = 128,
         with_tools: bool = True,
-        env_mode: EnvMode = "inline",
+        env_mode: str = "inline",
         failures: FailurePolicy | None = None,
     ) -> None:
         """Set up; environments are made when first needed and reused.
@@ -93,8 +93,8 @@ class Collector:
         """
         if max_concurrent < 1:
             raise RolloutError(f"max_concurrent must be at least 1, got {max_concurrent}")
-        if env_mode not in ("inline", "threads"):
-            raise RolloutError(f"env_mode must be 'inline' or 'threads', got {env_mode!r}")
+        if env_mode not in ENV_MODES:
+            raise RolloutError(unknown_name("env_mode", env_mode, ENV_MODES))
         self._make_env = make_env
         self._renderer = renderer
         self._client = client
@@ -171,13 +171,9 @@ class Collector:
             if group.size < 1:
                 raise RolloutError(f"group {group.group_id!r} has size {group.size}; expected at least 1")
 
-    def _episodes(
-        self, group: GroupSpec, *, seed: int, temperature: float, top_p: float
-    ) -> list[EpisodeSpec]:
+    def _episodes(self, group: GroupSpec, *, seed: int, temperature: float, top_p: float) -> list[EpisodeSpec]:
         # Checks temperature and top_p before anything is played.
-        SamplingParams(
-            temperature=temperature, top_p=top_p, max_new_tokens=1, stop_ids=frozenset(), seed=seed
-        )
+        SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=1, stop_ids=frozenset(), seed=seed)
         return [
             EpisodeSpec(
                 task_id=group.task_id,
@@ -246,6 +242,6 @@ class Collector:
             return
         (kind, message), count = Counter((item.kind, item.message) for item in failed).most_common(1)[0]
         raise RolloutError(
-            f"{len(failed)} of {len(results)} episodes failed (tolerated share: {self._failures.max_share:g}); the most "
-            f"common cause, {count} times, is {kind}: {message}"
+            f"{len(failed)} of {len(results)} episodes failed (tolerated share: {self._failures.max_share:g}); the "
+            f"most common cause, {count} times, is {kind}: {message}"
         )

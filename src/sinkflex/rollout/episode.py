@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sinkflex.chat import ParsedAction, Renderer, parse_action
 from sinkflex.errors import EnvError, RolloutError
@@ -16,9 +16,11 @@ from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.types import Message, Role, StopReason
 
 _T = TypeVar("_T")
-EnvMode = Literal["inline", "threads"]
+ENV_MODES = ("inline", "threads")
+"""Where an environment's calls run: in the event loop, or each on a thread of its own."""
 
 
+@runtime_checkable
 class Environment(Protocol):
     """The part of the Gymnasium API that an episode uses; ``info`` carries the messages."""
 
@@ -106,7 +108,7 @@ class EpisodeRunner:
         client: LLMClient,
         limits: EpisodeLimits,
         with_tools: bool,
-        env_mode: EnvMode,
+        env_mode: str,
     ) -> None:
         self.spec = spec
         self.turns = 0

@@ -114,9 +114,7 @@ class TokenLedger:
                 or is positive.
         """
         if len(ids) != len(logprobs):
-            raise RolloutError(
-                f"append_sampled: {len(ids)} ids but {len(logprobs)} logprobs; give one for each id"
-            )
+            raise RolloutError(f"append_sampled: {len(ids)} ids but {len(logprobs)} logprobs; give one for each id")
         for offset, value in enumerate(logprobs):
             if not math.isfinite(value) or value > _LOGPROB_SLACK:
                 raise RolloutError(

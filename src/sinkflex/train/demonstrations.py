@@ -19,7 +19,7 @@ from sinkflex.errors import EnvError
 from sinkflex.types import Message, ToolSchema
 
 _MAX_ACTIONS = 400
-_HEADER_WORDS = "system developer user assistant analysis commentary final"
+_HEADER_WORDS = ("system", "developer", "user", "assistant", "analysis", "commentary", "final")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,7 @@ def render_dialogue(dialogue: Dialogue, renderer: Renderer, *, with_tools: bool)
 def dialogue_texts(dialogues: Sequence[Dialogue]) -> Iterator[str]:
     """Yield every piece of text in the dialogues, as the tokenizer's training corpus."""
     for dialogue in dialogues:
+        yield from _HEADER_WORDS
         yield dialogue.system
         for tool in dialogue.tools:
             yield json.dumps(tool.to_openai())

@@ -48,7 +48,7 @@ def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False, resume
         folder / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
     checkpoint = store.choose(resume_from) if resuming else None
-    with Progress(steps=recipe.train.steps) as progress:
+    with Progress(recipe) as progress:
         parts = build_parts(recipe, on_warmstart_step=progress.warmstart)
         session = _Session(recipe, folder, store, parts, progress, checkpoint)
         session.run()

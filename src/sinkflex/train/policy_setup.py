@@ -187,7 +187,6 @@ def _warm(
         rows,
         plan,
         copy_token_ids=copy_tokens(policy.tokenizer),
-        separator_id=rows[0].ids[0],
         on_step=lambda step, loss: on_step(step, plan.steps, loss),
     )
     record = WarmstartRecord(

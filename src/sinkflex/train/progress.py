@@ -48,7 +48,7 @@ class Progress:
         self._latest: dict[str, float] = {}
         self._scores: list[float] = []
         self._validations: list[float] = []
-        self._live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
     def __enter__(self) -> Progress:
         if self._live is not None:
@@ -118,7 +118,7 @@ class Progress:
 
     def _show(self, line: str, *, important: bool) -> None:
         if self._live is not None:
-            self._live.update(self._panel())
+            self._live.update(self._panel(), refresh=True)
         elif important or self._clock() - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = self._clock()
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -56,25 +56,25 @@ def cache_key(plan: WarmstartPlan, rows: Sequence[TokenRow], **context: Any) -> 
     return digest.hexdigest()[:20]
 
 
-def copy_rows(*, count: int, token_ids: Sequence[int], separator_id: int, rng: random.Random) -> list[TokenRow]:
-    """Make short random sequences followed by themselves; copying them is learned long before dialogues.
+def copy_rows(*, token_budget: int, token_ids: Sequence[int], rng: random.Random) -> list[TokenRow]:
+    """Make random patterns, each repeated four times; the loss is on the repetitions.
 
-    A layout ``a b c | a b c`` with loss on the second half: what to predict is always found by looking back for
-    the token just written, which is the circuit that copies ids into tool calls.
+    ``a b c a b c a b c a b c``: what comes next is always found by looking back for the token just written, which is
+    the circuit that copies ids into tool calls. Short patterns repeated often teach it several times sooner than one
+    long pattern shown twice.
 
     Args:
-        count: rows to make.
-        token_ids: tokens to draw from (digit pairs and common words).
-        separator_id: token between the two halves.
-        rng: draws lengths (6 to 24) and tokens.
+        token_budget: tokens of all rows together, at least one row.
+        token_ids: tokens to draw from (digit pairs, or common pieces).
+        rng: draws pattern lengths (2 to 10) and tokens.
     """
-    rows = []
-    for _ in range(count):
-        length = rng.randint(6, 24)
-        half = rng.sample(token_ids, k=min(length, len(token_ids)))
-        ids = (*half, separator_id, *half)
-        mask = (*([False] * (len(half) + 1)), *([True] * len(half)))
-        rows.append(TokenRow(ids=ids, loss_mask=mask))
+    rows: list[TokenRow] = []
+    used = 0
+    while not rows or used < token_budget:
+        pattern = rng.sample(token_ids, k=min(rng.randint(2, 10), len(token_ids)))
+        mask = (*([False] * len(pattern)), *([True] * (3 * len(pattern))))
+        rows.append(TokenRow(ids=tuple(pattern * 4), loss_mask=mask))
+        used += len(mask)
     return rows
 
 
@@ -84,7 +84,6 @@ def train_warmstart(
     plan: WarmstartPlan,
     *,
     copy_token_ids: Sequence[int],
-    separator_id: int,
     on_step: Callable[[int, float], None],
 ) -> list[float]:
     """Train on demonstrations in place.
@@ -94,7 +93,6 @@ def train_warmstart(
         rows: demonstrations; loss on ``loss_mask`` only.
         plan: settings.
         copy_token_ids: tokens used by the copy curriculum.
-        separator_id: token between the halves of a copy sequence.
         on_step: called with (steps done, loss in nats per token) after each step.
 
     Returns:
@@ -110,12 +108,7 @@ def train_warmstart(
     for step in range(plan.steps):
         copying = step < plan.copy_steps and step % 2 == 1
         if copying:
-            batch = copy_rows(
-                count=max(1, plan.batch_tokens // 48),
-                token_ids=copy_token_ids,
-                separator_id=separator_id,
-                rng=rng,
-            )
+            batch = copy_rows(token_budget=plan.batch_tokens // 2, token_ids=copy_token_ids, rng=rng)
         else:
             batch = _next_batch(order, rows, plan.batch_tokens, rng)
         for group in optimizer.param_groups:

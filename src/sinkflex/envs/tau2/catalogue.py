@@ -112,8 +112,6 @@ def _schemas(toolkit: Any) -> tuple[ToolSchema, ...]:
         return ()
     functions = [tool.openai_schema["function"] for tool in toolkit.get_tools().values()]
     return tuple(
-        ToolSchema(
-            name=function["name"], description=function["description"], parameters=function["parameters"]
-        )
+        ToolSchema(name=function["name"], description=function["description"], parameters=function["parameters"])
         for function in functions
     )

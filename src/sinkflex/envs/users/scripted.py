@@ -113,6 +113,9 @@ class Script:
 
 _CLAUSES = re.compile(r"[.;!\n]+|(?<=\?)|,? (?:and|then|but) ")
 _NEGATED = re.compile(r"\b(?:do not|don't|never|no need to|without)\b")
+MAX_HEARD_CHARS = 1000
+"""How much of one message a scripted user takes in; keeps matching linear whatever an agent sends."""
+
 MAX_CALLS_PER_TURN = 3
 """A scripted user follows at most this many instructions of one message."""
 
@@ -154,13 +157,17 @@ class ScriptedUser:
             return UserMove(message=Message(role=Role.USER, tool_calls=(self._last_call,)))
         return self._speak()
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing to count."""
+        return {}
+
     def close(self) -> None:
         """Nothing to release."""
 
     def _listen(self, text: str) -> None:
         helpful = False
         understood = False
-        for clause in _CLAUSES.split(text.lower()):
+        for clause in _CLAUSES.split(text[:MAX_HEARD_CHARS].lower()):
             cue = self._match(clause)
             if cue is None or _NEGATED.search(clause):
                 continue

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinkflex.attention.layout import SequenceLayout
 from sinkflex.errors import ModelError, RolloutError
 from sinkflex.rollout.client import FinishReason, Generation, SamplingParams
 from sinkflex.rollout.engines.sampling import request_key, sample_tokens, uniforms
@@ -84,6 +85,12 @@ class LocalEngine:
         for name, value in (("max_slots", max_slots), ("max_length", max_length), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise RolloutError(f"{name} must be at least 1, got {value}")
+        implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        if not str(implementation).startswith("sinkflex"):
+            raise ModelError(
+                f"the model's attn_implementation is {implementation!r}; the local engine needs 'sinkflex' (call "
+                "sinkflex.attention.hf.register() and load the model with attn_implementation='sinkflex')"
+            )
         self.max_slots = max_slots
         self.max_length = max_length
         self.prefill_chunk = prefill_chunk
@@ -95,17 +102,13 @@ class LocalEngine:
         self._table = SlotTable(slots=max_slots, max_length=max_length)
         self._waiting: deque[_Request] = deque()
         self._running: dict[int, _Request] = {}
-        self._slot_of: dict[str, int] = {}
         self._in_flight: set[str] = set()
         self._pump: asyncio.Task[None] | None = None
-        self._clock = 0
         self._tainted = False
 
     # -- the client's side ---------------------------------------------------------------------------------------------
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams
-    ) -> Generation:
+    async def generate(self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
         """Sample one turn after ``prompt_ids``, the whole transcript so far.
 
         What the slot holds of it is reused; a transcript that departs from what was held is computed again from there.
@@ -124,6 +127,9 @@ class LocalEngine:
             key=request_key(request_id, seed=sampling.seed),
             future=loop.create_future(),
         )
+        if not self._table.slot_of and not self._in_flight:
+            # What earlier collections left behind must not change the rounding of this one.
+            self._table.forget()
         self._in_flight.add(request_id)
         self._waiting.append(request)
         if self._pump is None or self._pump.done():
@@ -135,9 +141,7 @@ class LocalEngine:
 
     def release(self, request_id: str) -> None:
         """Give the request's slot back; its contents still serve as a prefix for others until overwritten."""
-        slot = self._slot_of.pop(request_id, None)
-        if slot is not None:
-            self._table.owner[slot] = None
+        self._table.release(request_id)
 
     def reset_cache(self) -> None:
         """Forget all keys and values; must follow every update of the weights.
@@ -223,36 +227,16 @@ class LocalEngine:
         fresh: list[int] = []
         resumed: list[int] = []
         while self._waiting:
-            request = self._waiting[0]
-            slot = self._slot_of.get(request.request_id)
-            held = slot is not None and self._table.computed[slot] > 0
-            if slot is None:
-                slot = self._claim_slot(request.request_id)
-            if slot is None:
+            claim = self._table.claim(self._waiting[0].request_id, busy=self._running)
+            if claim is None:
                 break
-            self._waiting.popleft()
-            self._running[slot] = request
-            self._clock += 1
-            self._table.last_used[slot] = self._clock
-            self._table.extend(slot, request.prompt)
-            (resumed if held else fresh).append(slot)
+            request = self._waiting.popleft()
+            self._running[claim.slot] = request
+            self._table.extend(claim.slot, request.prompt)
+            self.stats.evictions += claim.evicts
+            (fresh if claim.is_new else resumed).append(claim.slot)
         self._share_prefixes(fresh)
         self._prefill([slot for slot in resumed if self._table.missing(slot) > RIDE_ALONG_TOKENS])
-
-    def _claim_slot(self, request_id: str) -> int | None:
-        """Take the first free slot, else that of the request which has waited longest on its environment."""
-        idle = [slot for slot in range(self.max_slots) if slot not in self._running]
-        if not idle:
-            return None
-        free = [slot for slot in idle if self._table.owner[slot] is None]
-        slot = free[0] if free else min(idle, key=lambda index: int(self._table.last_used[index]))
-        evicted = self._table.owner[slot]
-        if evicted is not None:
-            del self._slot_of[evicted]
-            self.stats.evictions += 1
-        self._table.owner[slot] = request_id
-        self._slot_of[request_id] = slot
-        return slot
 
     def _share_prefixes(self, slots: list[int]) -> None:
         """Compute new prompts in rounds: what several share is computed by the first and copied by the others."""
@@ -263,12 +247,12 @@ class LocalEngine:
             wanted: set[int] = set()
             copies: dict[tuple[int, int], list[int]] = {}
             for slot in slots:
-                prefix = np.minimum(table.common_prefix(table.tokens[slot, : table.known[slot]]), table.known[slot] - 1)
+                prefix = table.common_prefix(slot)
                 prefix[slot] = table.computed[slot]
                 available = np.minimum(prefix, table.computed)
                 best = int(available.argmax())
                 ahead = ready + later
-                planned = max(ahead, key=lambda index: int(prefix[index])) if ahead else slot
+                planned = ahead[int(prefix[ahead].argmax())] if ahead else slot
                 if prefix[planned] - available[best] >= MIN_SHARED_TOKENS:
                     later.append(slot)
                     wanted.add(planned)
@@ -317,10 +301,6 @@ class LocalEngine:
             self._cache.swap(gap, slot, length=int(self._table.known[[gap, slot]].max()))
             self._table.swap(gap, slot)
             self._running[gap] = self._running.pop(slot)
-            for index in (gap, slot):
-                owner = self._table.owner[index]
-                if owner is not None:
-                    self._slot_of[owner] = index
 
     def _decode(self) -> None:
         """Feed one token of every running request and sample where the transcript's end is reached."""
@@ -391,19 +371,12 @@ class LocalEngine:
             use_cache=True,
             logits_to_keep=1,
             **{self._cache_argument: self._cache},
-            **visibility(self._causal_lm, places, limit),
+            layout=SequenceLayout.decode(
+                (positions[:, -1] + 1).tolist(), limit, num_queries=positions.shape[1], device=device
+            ),
         )
         logits: Tensor = output.logits
         return logits
-
-
-def visibility(model, positions, limit):
-    keys = torch.arange(limit)
-    diff = positions[:, :, None] - keys
-    full = torch.where(diff >= 0, 0.0, float("-inf"))[:, None]
-    slide = torch.where((diff >= 0) & (diff < model.config.sliding_window), 0.0, float("-inf"))[:, None]
-    full = full.clamp(min=-1e30); slide = slide.clamp(min=-1e30)
-    return {"attention_mask": {"full_attention": full, "sliding_attention": slide}}
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -33,7 +33,8 @@ def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> 
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     state = state ^ (state >> np.uint64(31))
     # 52 bits, so that u * total stays below total after rounding.
-    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    noise: npt.NDArray[np.float64] = (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    return noise
 
 
 def sample_tokens(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from transformers.cache_utils import Cache
 IntArray = npt.NDArray[np.int64]
 
 
-class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
+class SlotCache(Cache):
     """Keys and values of every layer as ``[slots, Hkv, max_length + 1, D]``, written at each row's own positions.
 
     A token's index in its row is its position, so a key is visible to a query exactly when its index is at most the
@@ -48,12 +49,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [m, Hkv, T, D] keys and values at the routed positions; return [m, Hkv, limit, D] of the routed rows."""
+        """Write [m, Hkv, T, D] keys and values where ``route`` said; return the rows' first ``limit`` of each."""
         while len(self.keys) <= layer_idx:
-            _, heads, _, width = key_states.shape
             # Zeros, not empty: a masked key has weight 0, and 0 times leftover NaN memory would still be NaN.
-            shape = (self.slots, heads, self.max_length + 1)
-            self.keys.append(key_states.new_zeros((*shape, width)))
+            shape = (self.slots, key_states.shape[1], self.max_length + 1)
+            self.keys.append(key_states.new_zeros((*shape, key_states.shape[-1])))
             self.values.append(value_states.new_zeros((*shape, value_states.shape[-1])))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         index = self._write_index(heads=keys.shape[1])
@@ -108,28 +108,79 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers ships no types
         return self.get_seq_length(layer_idx)
 
 
+class Claim(NamedTuple):
+    """A slot given to a request; whether it is new to it; whether another request lost it."""
+
+    slot: int
+    is_new: bool
+    evicts: bool
+
+
 class SlotTable:
     """Which tokens each slot knows, how many of them have keys and values, and who owns the slot.
+
+    A slot without owner keeps its contents, as a prefix for others, until it is claimed.
 
     Attributes:
         tokens: [slots, max_length + 1] transcript of each slot.
         known: [slots] valid entries of ``tokens``.
         computed: [slots] leading entries whose keys and values are in the cache; at most ``known``.
-        owner: request id of each slot, or None. An ownerless slot keeps its contents for prefix sharing.
-        last_used: [slots] engine clock, for eviction of the least recently used.
+        slot_of: slot of each request that owns one.
     """
 
     def __init__(self, *, slots: int, max_length: int) -> None:
         self.tokens: IntArray = np.zeros((slots, max_length + 1), dtype=np.int64)
         self.known: IntArray = np.zeros(slots, dtype=np.int64)
         self.computed: IntArray = np.zeros(slots, dtype=np.int64)
-        self.owner: list[str | None] = [None] * slots
-        self.last_used: IntArray = np.zeros(slots, dtype=np.int64)
+        self.slot_of: dict[str, int] = {}
+        self._owner: list[str | None] = [None] * slots
+        self._last_used = [0] * slots
+        self._clock = 0
 
-    def common_prefix(self, tokens: IntArray) -> IntArray:
-        """[slots] how many leading tokens each slot's transcript shares with ``tokens`` [n]."""
-        differs = self.tokens[:, : tokens.size] != tokens
-        first = np.where(differs.any(axis=1), differs.argmax(axis=1), tokens.size)
+    def claim(self, request_id: str, *, busy: Collection[int]) -> Claim | None:
+        """Find the request's slot, else give it one: a free one, or that of the request idle for longest.
+
+        Args:
+            request_id: who asks.
+            busy: slots that must not be taken.
+
+        Returns:
+            What was given; None when all slots are busy.
+        """
+        slot = self.slot_of.get(request_id)
+        is_new = slot is None
+        evicted: str | None = None
+        if slot is None:
+            idle = [index for index in range(len(self._owner)) if index not in busy]
+            if not idle:
+                return None
+            free = [index for index in idle if self._owner[index] is None]
+            slot = free[0] if free else min(idle, key=self._last_used.__getitem__)
+            evicted = self._owner[slot]
+            if evicted is not None:
+                del self.slot_of[evicted]
+            self._owner[slot] = request_id
+            self.slot_of[request_id] = slot
+        self._clock += 1
+        self._last_used[slot] = self._clock
+        return Claim(slot=slot, is_new=is_new, evicts=evicted is not None)
+
+    def release(self, request_id: str) -> None:
+        """Take the slot from its owner, if it has one."""
+        slot = self.slot_of.pop(request_id, None)
+        if slot is not None:
+            self._owner[slot] = None
+
+    def common_prefix(self, slot: int) -> IntArray:
+        """[slots] how many leading tokens of each slot's transcript are also those of ``slot``, its last left out.
+
+        The last is left out because it has to be computed in any case, for its logits.
+        """
+        wanted = self.tokens[slot, : self.known[slot] - 1]
+        if not wanted.size:
+            return np.zeros_like(self.known)
+        differs = self.tokens[:, : wanted.size] != wanted
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), wanted.size)
         return np.minimum(first, self.known)
 
     def extend(self, slot: int, tokens: IntArray) -> None:
@@ -137,10 +188,10 @@ class SlotTable:
 
         The last token is always left to compute, because its logits are what the caller wants.
         """
-        kept = int(self.known[slot])
-        shared = min(kept, tokens.size)
-        if not np.array_equal(self.tokens[slot, :shared], tokens[:shared]):
-            shared = int((self.tokens[slot, :shared] != tokens[:shared]).argmax())
+        shared = min(int(self.known[slot]), tokens.size)
+        differs = self.tokens[slot, :shared] != tokens[:shared]
+        if differs.any():
+            shared = int(differs.argmax())
         self.tokens[slot, shared : tokens.size] = tokens[shared:]
         self.known[slot] = tokens.size
         self.computed[slot] = min(int(self.computed[slot]), shared, tokens.size - 1)
@@ -152,13 +203,18 @@ class SlotTable:
     def swap(self, first: int, second: int) -> None:
         """Exchange the records of two slots."""
         order, back = [first, second], [second, first]
-        for array in (self.tokens, self.known, self.computed, self.last_used):
+        for array in (self.tokens, self.known, self.computed):
             array[order] = array[back]
-        self.owner[first], self.owner[second] = self.owner[second], self.owner[first]
+        self._owner[first], self._owner[second] = self._owner[second], self._owner[first]
+        self._last_used[first], self._last_used[second] = self._last_used[second], self._last_used[first]
+        for slot in order:
+            owner = self._owner[slot]
+            if owner is not None:
+                self.slot_of[owner] = slot
 
     def forget(self) -> None:
-        """Mark every key and value as stale; transcripts and owners stay, to be computed again."""
+        """Mark every key and value as stale; transcripts of owned slots stay, to be computed again."""
         self.computed[:] = 0
-        for slot, owner in enumerate(self.owner):
+        for slot, owner in enumerate(self._owner):
             if owner is None:
                 self.known[slot] = 0

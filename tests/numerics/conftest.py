@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-import torch
 
 Mutate = Callable[[str, str, str], ModuleType]
 
@@ -26,8 +25,3 @@ def mutate(monkeypatch: pytest.MonkeyPatch) -> Mutate:
         return module
 
     return load
-
-
-@pytest.fixture
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

@@ -1,0 +1,156 @@
+"""A whole train step of the tiny policy on one GRPO group: shared prefix held once, against separate rows.
+
+    python benchmarks/prefix_tree_step.py [--group 8] [--prefix 4096] [--response 512] [--repeats 3]
+
+Both ways run in turns within one process: forward, chunked logprobs, GRPO loss, backward, AdamW step, with sinks, sliding
+and full layers on. Separate rows are measured in both shapes they could take, one microbatch a trajectory and all rows
+in one, and the faster counts. Also printed: how far the gradients of the two ways are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sinkflex.algo import POLICY_LOSSES, BatchTotals, LossInputs
+from sinkflex.algo.logprobs import OutputHead, token_logprobs
+from sinkflex.attention import hf
+from sinkflex.models.tiny import TinyShape, build_tiny_model
+from sinkflex.rollout.packing import PackedRow, PackingPlan, pack, plan_packing
+
+RESULT = Path(__file__).parent / "results" / "prefix_tree_step.json"
+VOCAB = 1024
+NEVER = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+
+
+def make_group(group: int, prefix: int, response: int) -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(VOCAB, (prefix,), generator=generator).tolist()
+    mask = (False,) * prefix + (True,) * response
+    return [
+        Row((*prompt, *torch.randint(VOCAB, (response,), generator=generator).tolist()), mask) for _ in range(group)
+    ]
+
+
+class Step:
+    """One train step on a group; the same model and optimiser serve every way of packing."""
+
+    def __init__(self, rows: Sequence[Row], window: int) -> None:
+        longest = max(len(row.ids) for row in rows)
+        hf.register()
+        self.model = build_tiny_model(
+            TinyShape(sliding_window=window, max_positions=longest),
+            vocab_size=VOCAB,
+            pad_token_id=0,
+            eos_token_id=1,
+            attention="sinkflex",
+            experts_implementation="grouped_mm",
+            seed=0,
+        ).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.rows = rows
+        counts = torch.tensor([sum(row.loss_mask) for row in rows])
+        self.owner = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        self.advantages = torch.linspace(-1, 1, len(rows))
+        self.totals = BatchTotals(tokens=int(counts.sum()), trajectories=len(rows))
+
+    def gradients(self, plan: PackingPlan) -> None:
+        """Accumulate the group's gradient, packing included."""
+        objective = POLICY_LOSSES["grpo"]
+        self.optimizer.zero_grad(set_to_none=True)
+        for row in pack(self.rows, plan, device=torch.device("cpu")):
+            logprobs = self.logprobs(row)
+            owner = self.owner[row.flat]
+            inputs = LossInputs(
+                logprobs=logprobs,
+                old_logprobs=logprobs.detach(),
+                advantages=self.advantages[owner],
+                loss_mask=torch.ones_like(owner, dtype=torch.bool),
+                trajectory_ids=owner,
+            )
+            objective(inputs, totals=self.totals, clip=objective.default_clip).loss.backward()
+
+    def logprobs(self, row: PackedRow) -> torch.Tensor:
+        hidden = self.model.model(
+            input_ids=row.input_ids, position_ids=row.position_ids, layout=row.layout, use_cache=False
+        ).last_hidden_state[0]
+        head = OutputHead.from_module(self.model.get_output_embeddings())
+        scored = token_logprobs(hidden.index_select(0, row.predictors), head, row.targets)
+        assert isinstance(scored, torch.Tensor)
+        return scored
+
+    def timed(self, plan: PackingPlan) -> float:
+        started = time.perf_counter()
+        self.gradients(plan)
+        self.optimizer.step()
+        return time.perf_counter() - started
+
+    def flat_gradient(self, plan: PackingPlan) -> torch.Tensor:
+        self.gradients(plan)
+        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]).double()
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--prefix", type=int, default=4096)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--window", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args(argv)
+    rows = make_group(options.group, options.prefix, options.response)
+    longest, everything = options.prefix + options.response, sum(len(row.ids) for row in rows)
+    plans = {
+        "shared prefix": plan_packing(rows, token_budget=everything),
+        "separate, one microbatch each": plan_packing(rows, token_budget=longest, pays_from=NEVER),
+        "separate, one microbatch": plan_packing(rows, token_budget=everything, pays_from=NEVER),
+    }
+    step = Step(rows, options.window)
+    shared, apart = (step.flat_gradient(plans[name]) for name in ("shared prefix", "separate, one microbatch each"))
+    error = float((shared - apart).norm() / apart.norm())
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    for _ in range(options.repeats):
+        for name, plan in plans.items():
+            seconds[name].append(step.timed(plan))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    baseline = min(value for name, value in medians.items() if name != "shared prefix")
+    result = {
+        "command": f"python benchmarks/prefix_tree_step.py --group {options.group} --prefix {options.prefix} "
+        f"--response {options.response} --window {options.window} --repeats {options.repeats}",
+        "seconds": seconds,
+        "median_seconds": medians,
+        "speedup": baseline / medians["shared prefix"],
+        "gradient_relative_difference": error,
+        "packing": plans["shared prefix"].describe(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+    }
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(plans["shared prefix"].describe())
+    for name, value in medians.items():
+        print(f"{name:32} {value:7.2f} s a step")
+    print(f"speed-up {result['speedup']:.2f}x, gradients differ by {error:.1e}; written to {RESULT.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

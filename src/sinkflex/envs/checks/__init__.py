@@ -1,0 +1,1 @@
+"""The single checks behind ``sinkflex.envs.checker``, by what they look at."""

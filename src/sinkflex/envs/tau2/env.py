@@ -1,0 +1,272 @@
+"""The Gymnasium face of τ²-bench: the same contract as SinkFlex's own domains, on the package's real tasks."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import gymnasium
+
+from sinkflex.chat.parsing import ActionFormat, parse_action
+from sinkflex.envs.dual_control import Budget
+from sinkflex.envs.protocol import PROMPT_STYLES
+from sinkflex.envs.render import describe_components, describe_messages, describe_tools
+from sinkflex.envs.spaces import UnicodeText
+from sinkflex.envs.tau2.catalogue import load_domain
+from sinkflex.envs.tau2.episode import Tau2Episode
+from sinkflex.envs.tau2.grading import Grade, Judge, load_grader
+from sinkflex.envs.tau2.judging import endpoint_judge
+from sinkflex.envs.tau2.oracle import Oracle
+from sinkflex.envs.tau2.prompts import system_prompt, tool_schemas
+from sinkflex.envs.tau2.slips import slips
+from sinkflex.envs.tau2.users import Factory, user_factory
+from sinkflex.errors import EnvError, TaskError, unknown_name
+from sinkflex.types import Message, ToolSchema
+
+RESET_OPTIONS = ("task_id", "split", "tier", "group_seed")
+TIER = "tau2"
+"""The one tier; the package does not grade its tasks by difficulty."""
+
+_MAX_SEED = 2**31 - 1
+
+
+class Tau2Env(gymnasium.Env[str, str]):
+    """One agent on τ²-bench's own tasks.
+
+    One ``step`` takes one assistant generation as raw text: tool calls, or a message to the user. The reward is 0 until
+    the episode ends and τ²'s reward then.
+
+    Args:
+        domain: a name in ``catalogue.DOMAINS``.
+        split: where ``reset`` draws tasks from: ``train``, ``test`` or ``base`` (all); ``mock`` has ``base`` only.
+        user: ``scripted``, ``llm`` (any OpenAI-compatible endpoint), ``upstream`` (the package's own simulator), or a
+            factory of one's own.
+        user_options: plain keyword options of that user.
+        action_format: how raw text is read, a value of ``ActionFormat``.
+        prompt: ``full`` is the package's own instruction and policy with full tool descriptions; ``brief`` leaves the
+            policy out and cuts descriptions, and its scores are not comparable.
+        max_steps: assistant generations an episode may take.
+        max_invalid_actions: malformed actions and error replies (to either side's calls) it may hold; the package
+            allows 10 error replies.
+        judge: checks natural-language assertions, which only upstream's retail is scored by: a function, or fields of
+            ``EndpointConfig`` for a model that judges; None leaves them out and flags the score.
+        render_mode: ``"ansi"`` returns the dialogue so far, ``"human"`` prints it as it grows.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        EnvError: an argument is not one of its choices, or below its minimum.
+        TaskError: unknown domain or split.
+    """
+
+    metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012 (Gymnasium's own declaration)
+
+    def __init__(
+        self,
+        *,
+        domain: str,
+        split: str = "train",
+        user: str | Factory = "scripted",
+        user_options: dict[str, Any] | None = None,
+        action_format: str = "auto",
+        prompt: str = "full",
+        max_steps: int = 100,
+        max_invalid_actions: int = 10,
+        judge: Judge | dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if prompt not in PROMPT_STYLES:
+            raise EnvError(unknown_name("prompt", prompt, PROMPT_STYLES))
+        if action_format not in tuple(ActionFormat):
+            raise EnvError(unknown_name("action_format", action_format, ActionFormat))
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise EnvError(unknown_name("render_mode", render_mode, self.metadata["render_modes"]))
+        self._budget = Budget(max_steps=max_steps, max_invalid_actions=max_invalid_actions)
+        self.domain = load_domain(domain)
+        self.domain.task_ids(split)
+        self.split = split
+        self.render_mode = render_mode
+        self._format = ActionFormat(action_format)
+        self._system = system_prompt(self.domain, prompt)
+        self._tools = tool_schemas(self.domain, prompt)
+        self._judge = endpoint_judge(**judge) if isinstance(judge, dict) else judge
+        self._new_user = user_factory(user, user_options or {}) if isinstance(user, str) else user
+        self._grader = load_grader(self.domain)
+        self._episode: Tau2Episode | None = None
+        self._user: Any = None
+        self._grade: Grade | None = None
+        self._shown = 0
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText()
+
+    def task_ids(self, split: str, tier: str | None = None) -> tuple[str, ...]:
+        """Return the ids of a split in the package's order.
+
+        Raises:
+            TaskError: unknown split or tier.
+        """
+        if tier not in (None, TIER):
+            raise TaskError(unknown_name(f"tau2 {self.domain.name} tier", str(tier), (TIER,)))
+        return self.domain.task_ids(split)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            seed: seeds the draw of tasks and group seeds that ``options`` leave open.
+            options: ``task_id``; or ``split`` to draw from; ``group_seed``. Equal ``task_id`` and ``group_seed`` give
+                an identical start state and user.
+
+        Returns:
+            The system prompt, tools and opening as text; and info with ``task_id``, ``split``, ``tier``, ``system``,
+            ``tools`` and ``messages`` (the package's greeting and the user's opening, or the task's history).
+
+        Raises:
+            EnvError: an unknown option.
+            TaskError: unknown task, split or tier.
+            InfrastructureError: the package or the user's backend failed.
+        """
+        super().reset(seed=seed)
+        options = options or {}
+        for name in options:
+            if name not in RESET_OPTIONS:
+                raise EnvError(unknown_name("reset option", name, RESET_OPTIONS))
+        self._drop_episode()
+        split = str(options.get("split") or self.split)
+        task_id = self._draw_task(split, options)
+        group_seed = options.get("group_seed")
+        if group_seed is None:
+            group_seed = int(self.np_random.integers(_MAX_SEED))
+        self._user = self._new_user(self.domain, task_id, random.Random(f"{task_id}/{group_seed}"))
+        self._episode = Tau2Episode(
+            domain=self.domain, task_id=task_id, user=self._user, budget=self._budget, seed=int(group_seed)
+        )
+        messages = self._episode.start()
+        info = {
+            "task_id": task_id,
+            "split": split,
+            "tier": TIER,
+            "system": self._system,
+            "tools": self.tools,
+            "messages": messages,
+        }
+        self._after_move()
+        return f"{self._system}\n\nTools:\n{describe_tools(self._tools)}\n\n{describe_messages(messages)}", info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take one assistant generation.
+
+        Args:
+            action: raw text; malformed text is a counted step whose observation says why.
+
+        Returns:
+            Observation; reward (τ²'s reward when the episode ends, else 0.0); terminated (the user or a hand-off ended
+            it); truncated (a budget did, which τ² scores 0); info with ``messages``, ``invalid_action``,
+            ``stop_reason`` and, at the end, ``score``, ``components``, ``metrics``, ``reward_basis``, ``unjudged`` and
+            ``package``.
+
+        Raises:
+            EnvError: no episode is running, or the action is no text.
+            InfrastructureError: the package, the user's backend or the judge failed; never scored.
+        """
+        if not isinstance(action, str):
+            raise EnvError(f"an action is text, got {type(action).__name__}")
+        turn = self.episode.act(parse_action(action, action_format=self._format))
+        reason = turn.stop_reason
+        info: dict[str, Any] = {
+            "messages": turn.messages,
+            "invalid_action": turn.invalid_action,
+            "stop_reason": None if reason is None else str(reason),
+        }
+        reward = 0.0
+        if reason is not None:
+            self._grade = grade = self._graded(stopped=reason.is_termination)
+            reward = grade.score
+            info |= {
+                "score": grade.score,
+                "components": dict(grade.components),
+                "metrics": self._metrics(),
+                "reward_basis": grade.basis,
+                "unjudged": grade.unjudged,
+                "package": self.domain.package.label,
+            }
+        self._after_move()
+        terminated = reason is not None and reason.is_termination
+        return describe_messages(turn.messages), reward, terminated, reason is not None and not terminated, info
+
+    @property
+    def episode(self) -> Tau2Episode:
+        """The running episode.
+
+        Raises:
+            EnvError: ``reset`` was not called.
+        """
+        if self._episode is None:
+            raise EnvError("no episode is running; call reset first")
+        return self._episode
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        """Fresh schemas of the agent's tools; callers may change them."""
+        return copy.deepcopy(self._tools)
+
+    def oracle_message(self) -> Message:
+        """Return the next message of a perfect agent from the current state: gold actions and the talk they need."""
+        return Oracle(self.domain, self.episode.task_id).next_message(self.episode.trajectory)
+
+    def slip_messages(self) -> tuple[Message, ...]:
+        """Return plausible wrong alternatives to the oracle's message, for imperfect demonstrations."""
+        best = self.oracle_message()
+        return tuple(slip for slip in slips(best, self.episode.trajectory) if slip != best)
+
+    def render(self) -> str | None:
+        """Return the dialogue so far (``ansi``), or None: ``human`` prints by itself."""
+        if self.render_mode != "ansi":
+            return None
+        return self._score_line(describe_messages(self.episode.transcript))
+
+    def close(self) -> None:
+        """End the episode and release the user; may be called twice."""
+        self._drop_episode()
+        super().close()
+
+    def _draw_task(self, split: str, options: dict[str, Any]) -> str:
+        ids = self.task_ids(split, options.get("tier"))
+        if options.get("task_id") is not None:
+            return str(options["task_id"])
+        return ids[int(self.np_random.integers(len(ids)))]
+
+    def _graded(self, *, stopped: bool) -> Grade:
+        return self._grader.grade(
+            self.episode.task_id,
+            self.episode.environment,
+            self.episode.trajectory,
+            stopped=stopped,
+            judge=self._judge,
+            dialogue=self.episode.transcript,
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        cost = self._user.metrics() if hasattr(self._user, "metrics") else {}
+        return {**self.episode.metrics(), **cost}
+
+    def _drop_episode(self) -> None:
+        if hasattr(self._user, "close"):
+            self._user.close()
+        self._user = self._episode = self._grade = None
+        self._shown = 0
+
+    def _after_move(self) -> None:
+        if self.render_mode != "human":
+            return
+        transcript = self.episode.transcript
+        print(self._score_line(describe_messages(transcript[self._shown :])))
+        self._shown = len(transcript)
+
+    def _score_line(self, text: str) -> str:
+        if self._grade is None:
+            return text
+        return (
+            f"{text}\n== {self.episode.stop_reason}: score {self._grade.score:g} "
+            f"({describe_components(self._grade.components)}) on {self.domain.package.label}"
+        )

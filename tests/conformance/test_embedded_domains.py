@@ -1,0 +1,98 @@
+"""What issue-sized promises say about the embedded domains: reorderings, fuzz, speed."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import gymnasium
+import pytest
+
+from sinkflex.envs import ENV_IDS
+from sinkflex.envs.checker import check
+from sinkflex.envs.checks.fuzz import survival
+from sinkflex.envs.checks.play import Bench, oracle_policy, play_episode, write_action
+from sinkflex.envs.domains.telecom.oracle import _fix_line, _fix_phone, _identify
+from sinkflex.envs.session import facts
+
+BIG = ("sinkflex/Retail-v0", "sinkflex/Telecom-v0")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_benign_reorderings_of_telecoms_repairs_score_one(split: str) -> None:
+    env = gymnasium.make("sinkflex/Telecom-v0")
+    rng = random.Random(split)
+
+    def phone_first(unwrapped: Any, step: int) -> str:
+        """Repair the phone as far as it goes before the line, or either at random; test at the end."""
+        world = unwrapped.episode.world
+        known = facts(world)
+        line = _identify(known) or _fix_line(known, world)
+        if not known["said_line"] or line is None:
+            return write_action(unwrapped.oracle_message())
+        phone = _fix_phone(known, world)
+        is_test = "speed test" in phone.content
+        is_hand_off = bool(line.tool_calls) and line.tool_calls[0].name == "transfer_to_human"
+        if is_test or is_hand_off or rng.random() < 0.3:
+            return write_action(line)
+        return write_action(phone)
+
+    for task_id in env.unwrapped.task_ids(split, "medium")[:150]:
+        played = play_episode(env, task_id, policy=phone_first)
+        assert played.score == 1.0, (task_id, played.why(), played.actions)
+
+
+def test_two_calls_in_one_action_are_as_good_as_two_actions() -> None:
+    env = gymnasium.make("sinkflex/Telecom-v0")
+    task_id = env.unwrapped.task_ids("train", "easy")[0]
+
+    def joined(unwrapped: Any, step: int) -> str:
+        best = unwrapped.oracle_message()
+        if best.tool_calls and best.tool_calls[0].name == "verify_pin":
+            line_id = best.tool_calls[0].arguments["line_id"]
+            return (
+                f'[{{"name":"verify_pin","arguments":{{"line_id":"{line_id}",'
+                f'"pin":"{best.tool_calls[0].arguments["pin"]}"}}}},'
+                f'{{"name":"get_line","arguments":{{"line_id":"{line_id}"}}}}]'
+            )
+        return write_action(best)
+
+    assert play_episode(env, task_id, policy=joined).score == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", BIG)
+def test_ten_thousand_fuzzed_actions_each_are_survived(env_id: str) -> None:
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    ids = env.unwrapped.task_ids("train")[:: len(env.unwrapped.task_ids("train")) // 12]
+    bench = Bench(
+        make=lambda: gymnasium.make(env_id, disable_env_checker=True, max_invalid_actions=30, max_steps=60),
+        task_ids=ids,
+        domain=env.unwrapped.domain,
+        env_id=env_id,
+        fuzz=10_000,
+    )
+    assert list(survival(bench)) == []
+
+
+@pytest.mark.parametrize("env_id", BIG)
+def test_two_thousand_agent_steps_a_second(env_id: str) -> None:
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    ids = env.unwrapped.task_ids("train", "easy")[:60]
+    scripts = [play_episode(env, task_id, policy=oracle_policy).actions for task_id in ids]
+    best = 0.0
+    for _ in range(5):
+        started = time.perf_counter()
+        for task_id, actions in zip(ids, scripts, strict=True):
+            env.reset(options={"task_id": task_id, "group_seed": 0})
+            for action in actions:
+                env.step(action)
+        best = max(best, sum(map(len, scripts)) / (time.perf_counter() - started))
+    assert best > 2000, f"{env_id} does {best:.0f} steps/s at best"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", sorted(ENV_IDS))
+def test_many_tasks_pass_the_checker(env_id: str) -> None:
+    check(env_id, tasks=60, fuzzed_actions=50, max_invalid_actions=5).raise_for_findings()

@@ -1,0 +1,208 @@
+"""Tiny random models of every architecture with learned sinks, and of three without."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from sinkflex.attention import hf
+
+VOCAB = 53
+LAYER_TYPES = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+# name -> (config class, model class, settings)
+ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        COMMON
+        | {"head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 5}
+        | {"layer_types": LAYER_TYPES, "rope_parameters": ROPE},
+    ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        "GraniteSWAForCausalLM",
+        COMMON
+        | {"sliding_window": 5, "layer_types": LAYER_TYPES, "rope_parameters": ROPE}
+        | {"attention_multiplier": 0.3},
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAConfig",
+        "GraniteMoeSWAForCausalLM",
+        COMMON
+        | {"sliding_window": 5, "layer_types": LAYER_TYPES, "rope_parameters": ROPE}
+        | {"num_local_experts": 3, "num_experts_per_tok": 2, "attention_multiplier": 0.3},
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        "MiMoV2FlashForCausalLM",
+        COMMON
+        | MOE
+        | {"num_key_value_heads": 1, "n_routed_experts": 3, "head_dim": 12, "v_head_dim": 8}
+        | {"sliding_window": 5, "layer_types": LAYER_TYPES},
+    ),
+    "flint": (
+        "FlintConfig",
+        "FlintForCausalLM",
+        COMMON
+        | MOE
+        | {"num_experts": 3, "shared_expert_intermediate_size": 16, "head_dim": 8}
+        | {"sliding_window": 5, "layer_types": LAYER_TYPES},
+    ),
+    "deepseek_v4": (
+        "DeepseekV4Config",
+        "DeepseekV4ForCausalLM",
+        {k: v for k, v in COMMON.items() if k != "intermediate_size"}
+        | MOE
+        | {"num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 12, "qk_rope_head_dim": 8}
+        | {"n_routed_experts": 3, "hc_mult": 2, "hc_sinkhorn_iters": 2, "sliding_window": 5, "o_groups": 2}
+        | {"o_lora_rank": 8, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 2}
+        | {"layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]}
+        | {"num_hidden_layers": 3, "mlp_layer_types": ["moe"] * 3, "num_nextn_predict_layers": 0}
+        | {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
+    ),
+    "hy_v4": (
+        "HYV4Config",
+        "HYV4ForCausalLM",
+        COMMON
+        | MOE
+        | {"num_key_value_heads": 4, "num_hidden_layers": 3, "n_routed_experts": 3, "q_lora_rank": 12}
+        | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "hc_mult": 2}
+        # Few indexer heads leave keys tied at a score of exactly 0, and which of them top-k takes depends on the row.
+        | {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 8, "indexer_types": ["full", "shared", "full"]},
+    ),
+    "openai_privacy_filter": (
+        "OpenAIPrivacyFilterConfig",
+        "OpenAIPrivacyFilterForTokenClassification",
+        COMMON
+        | {"head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 5, "num_labels": VOCAB}
+        | {"rope_parameters": ROPE},
+    ),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", COMMON),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", COMMON | {"head_dim": 8}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        COMMON | {"head_dim": 8, "sliding_window": 5, "layer_types": LAYER_TYPES},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Logits of one forward and the gradient of a fixed random projection of them, by parameter name."""
+
+    logits: Tensor
+    grads: dict[str, Tensor]
+
+
+def projection(length: int, vocab: int) -> Tensor:
+    """[T, V] fixed random weights that make a scalar of the logits."""
+    return torch.randn(length, vocab, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registered() -> None:
+    hf.register()
+
+
+@pytest.fixture(scope="session")
+def build() -> Callable[[str], nn.Module]:
+    """Return a function that gives a fresh copy of a tiny model; weights are large enough for attention to matter."""
+    made: dict[str, nn.Module] = {}
+
+    def model(name: str) -> nn.Module:
+        if name not in made:
+            config_name, class_name, settings = ARCHITECTURES[name]
+            config = getattr(transformers, config_name)(**settings)
+            config._experts_implementation = "eager"
+            torch.manual_seed(0)
+            fresh = getattr(transformers, class_name)(config).float().eval()
+            with torch.no_grad():
+                for parameter_name, parameter in fresh.named_parameters():
+                    if parameter_name.endswith("sinks"):
+                        parameter.copy_(torch.linspace(-2.0, 2.0, parameter.numel()))
+                    elif parameter.dim() > 1 and "norm" not in parameter_name:
+                        parameter.normal_(0.0, 0.2)
+            made[name] = fresh
+        return copy.deepcopy(made[name])
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Result]:
+    """Return a function that runs a model under one attention implementation, with its gradients."""
+
+    def forward(
+        model: nn.Module, implementation: str, ids: Tensor, *, real: Tensor | None = None, **inputs: Any
+    ) -> Result:
+        model.set_attn_implementation(implementation)
+        model.zero_grad(set_to_none=True)
+        logits = model(input_ids=ids, use_cache=False, **inputs).logits
+        loss = logits * projection(ids.shape[1], logits.shape[2])
+        (loss if real is None else loss[real]).sum().backward()
+        grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return Result(logits.detach(), grads)
+
+    return forward
+
+
+@pytest.fixture(scope="session")
+def run_apart() -> Callable[..., Result]:
+    """Return a function that runs each part of a row as a row of its own under eager.
+
+    Logits are joined and gradients added: what packing the parts into one row must give.
+    """
+
+    def forward(model: nn.Module, row: Tensor, parts: Sequence[slice]) -> Result:
+        model.set_attn_implementation("eager")
+        model.zero_grad(set_to_none=True)
+        pieces = []
+        for part in parts:
+            logits = model(input_ids=row[:, part], use_cache=False).logits
+            (logits * projection(row.shape[1], logits.shape[2])[part]).sum().backward()
+            pieces.append(logits.detach())
+        grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return Result(torch.cat(pieces, dim=1), grads)
+
+    return forward
+
+
+@pytest.fixture(scope="session")
+def agree() -> Callable[..., None]:
+    """Return a function that asserts equal logits (where ``real``) and equal gradients of every parameter."""
+
+    def check(got: Result, want: Result, real: Tensor | None = None, tolerance: float = 1e-4) -> None:
+        logits = (got.logits, want.logits) if real is None else (got.logits[real], want.logits[real])
+        torch.testing.assert_close(*logits, rtol=tolerance, atol=tolerance * float(logits[1].abs().max()))
+        assert got.grads.keys() == want.grads.keys()
+        # One bar for the whole model: a parameter with a tiny gradient is judged on the scale of the largest.
+        for name, grad in want.grads.items():
+            scale = max(float(grad.abs().max()), 1e-3)
+            torch.testing.assert_close(
+                got.grads[name], grad, rtol=tolerance, atol=tolerance * scale, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+    return check

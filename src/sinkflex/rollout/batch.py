@@ -38,7 +38,7 @@ class TrainRows:
         logprobs: [N] the sampler's log-probabilities, 0 where nothing was sampled.
         turn_ids: [N] 0 for the prompt, k for the k-th action and the observation after it.
         row_ids: [N] index of the token's ledger.
-        cu_seqlens: [B + 1] where each ledger starts; the last entry is N.
+        cu_seqlens: [boundaries = B + 1] where each ledger starts; the last entry is N.
     """
 
     ids: Int[Tensor, " N"]
@@ -46,7 +46,7 @@ class TrainRows:
     logprobs: Float[Tensor, " N"]
     turn_ids: Int[Tensor, " N"]
     row_ids: Int[Tensor, " N"]
-    cu_seqlens: Int[Tensor, " B+1"]
+    cu_seqlens: Int[Tensor, " boundaries"]
 
     @classmethod
     def from_ledgers(cls, ledgers: Sequence[TokenLedger]) -> TrainRows:
@@ -192,14 +192,14 @@ class _Placement:
             response_columns=int(columns.max()) + 1 - width,
         )
 
-    def full(self, values: Tensor, *, fill: float) -> Tensor:
+    def full(self, values: Tensor, *, fill: int) -> Tensor:
         """[N] values as [B, P + R]."""
         shape = (self.prompt_lengths.numel(), self.prompt_columns + self.response_columns)
         padded = values.new_full(shape, fill)
         padded[self.row_ids, self.columns] = values
         return padded
 
-    def responses(self, values: Tensor, *, fill: float) -> Tensor:
+    def responses(self, values: Tensor, *, fill: int) -> Tensor:
         """[N] values as [B, R]; those of the prompt are dropped."""
         return self.full(values, fill=fill)[:, self.prompt_columns :]
 

@@ -22,7 +22,6 @@ def batch_metrics(groups: StepGroups) -> dict[str, float]:
         "training/failed_episodes": float(len(groups.failures)),
         "training/constant_groups": float(groups.constant_groups),
         "training/lone_groups": float(groups.lone_groups),
-        "training/carried_groups": float(groups.carried_groups),
         "training/sampling_rounds": float(groups.rounds),
         "training/groups": float(len(groups.groups)),
         "training/trajectories": float(len(sampled)),

@@ -167,6 +167,7 @@ def _trainer(
         updates_per_batch=algo.updates_per_batch,
         minibatches=algo.minibatches,
         microbatch_tokens=recipe.train.microbatch_tokens,
+        prefix_tree=recipe.train.prefix_tree,
         max_grad_norm=optim.max_grad_norm,
         token_budget=rollout.max_length,
         seed=recipe.run.seed,

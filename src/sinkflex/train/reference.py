@@ -7,7 +7,8 @@ import copy
 from torch import Tensor
 
 from sinkflex.models import Policy
-from sinkflex.train.scoring import Microbatch, score_microbatch
+from sinkflex.rollout.packing import PackedRow
+from sinkflex.train.scoring import score_packed
 
 
 class Reference:
@@ -25,9 +26,9 @@ class Reference:
             self._frozen = Policy(model=model, tokenizer=policy.tokenizer)
         self._policy = policy
 
-    def score(self, batch: Microbatch, *, temperature: float) -> Tensor:
-        """Reference logprobs [n] of a microbatch's trained tokens; call under ``no_grad``."""
+    def score(self, packed: PackedRow, *, temperature: float) -> Tensor:
+        """Reference logprobs [n] of a packed row's trained tokens; call under ``no_grad``."""
         if self._frozen is not None:
-            return score_microbatch(self._frozen, batch, temperature=temperature)[0]
+            return score_packed(self._frozen, packed, temperature=temperature)[0]
         with self._policy.without_adapters():
-            return score_microbatch(self._policy, batch, temperature=temperature)[0]
+            return score_packed(self._policy, packed, temperature=temperature)[0]

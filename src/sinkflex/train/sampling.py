@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sinkflex.algo.filtering import is_informative
 from sinkflex.rollout.collector import GroupSpec
@@ -27,7 +26,6 @@ class StepGroups:
         failures: episodes lost to infrastructure.
         constant_groups: groups sampled whose members all had the same outcome.
         lone_groups: groups that failures left with fewer than two members.
-        carried_groups: groups in ``groups`` that the step before had sampled in surplus.
         rounds: rounds of sampling, 1 without refills.
         seconds: wall time of sampling.
     """
@@ -37,7 +35,6 @@ class StepGroups:
     failures: tuple[EpisodeFailure, ...]
     constant_groups: int
     lone_groups: int
-    carried_groups: int
     rounds: int
     seconds: float
 
@@ -46,7 +43,8 @@ class GroupSource:
     """Gives each train step its groups.
 
     With dynamic sampling (DAPO, arXiv 2503.14476 eq. 11) groups of one outcome are replaced by further tasks for up to
-    ``max_refills`` rounds; informative groups beyond what a step needs are kept for the next one.
+    ``max_refills`` rounds. A round that brings more informative groups than were missing trains on all of them: keeping
+    them for the next step would make them off-policy, throwing them away would waste them.
 
     Args:
         collect: samples the groups of some specs.
@@ -79,7 +77,6 @@ class GroupSource:
         self._dynamic = dynamic_sampling
         self._max_refills = max_refills
         self._seed = seed
-        self._surplus: list[Group] = []
 
     def next(self, step: int) -> StepGroups:
         """Sample one step's groups.
@@ -91,13 +88,12 @@ class GroupSource:
             RolloutError: too large a share of the episodes failed; from the collector.
         """
         start = time.perf_counter()
-        kept, self._surplus = self._surplus[: self._wanted], self._surplus[self._wanted :]
-        carried = len(kept)
+        kept: list[Group] = []
         sampled: list[Group] = []
         rounds = lone = constant = 0
         while len(kept) < self._wanted and rounds <= (self._max_refills if self._dynamic else 0):
             rounds += 1
-            share = (len(kept) - carried) / len(sampled) if sampled else 1.0
+            share = len(kept) / len(sampled) if sampled else 1.0
             specs = self._specs(_refill_size(self._wanted - len(kept), share, self._wanted))
             for group in self._collect(specs, derive_seed(self._seed, "rollout", step, rounds)):
                 sampled.append(group)
@@ -108,41 +104,23 @@ class GroupSource:
                 constant += len(group.trajectories) > 1 and not informative
                 if informative or (not self._dynamic and len(group.trajectories) > 1):
                     kept.append(group)
-        kept, self._surplus = kept[: self._wanted], [*self._surplus, *kept[self._wanted :]]
         return StepGroups(
             groups=tuple(kept),
             sampled=tuple(trajectory for group in sampled for trajectory in group.trajectories),
             failures=tuple(failure for group in sampled for failure in group.failures),
             constant_groups=constant,
             lone_groups=lone,
-            carried_groups=carried,
             rounds=rounds,
             seconds=time.perf_counter() - start,
         )
 
-    def state(self) -> dict[str, Any]:
-        """JSON-ready state: the data position and the surplus groups with their exact tokens."""
-        return {
-            "position": self._sampler.position,
-            "surplus": [
-                {
-                    "group_id": group.group_id,
-                    "trajectories": [trajectory.to_record() for trajectory in group.trajectories],
-                }
-                for group in self._surplus
-            ],
-        }
+    def state(self) -> dict[str, int]:
+        """JSON-ready state: the data position. Sampling seeds come from the step, so there is nothing else."""
+        return {"position": self._sampler.position}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, int]) -> None:
         """Continue from ``state()``'s output."""
         self._sampler.position = int(state["position"])
-        self._surplus = [
-            Group(
-                group_id=record["group_id"],
-                trajectories=tuple(Trajectory.from_record(item) for item in record["trajectories"]),
-            )
-            for record in state["surplus"]
-        ]
 
     def _specs(self, count: int) -> list[GroupSpec]:
         return [

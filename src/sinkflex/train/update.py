@@ -33,8 +33,9 @@ from sinkflex.algo.correction import (
 from sinkflex.algo.stats import merge_statistics
 from sinkflex.errors import ModelError
 from sinkflex.models import Policy
+from sinkflex.rollout.packing import PackedRow, PackingPlan, TokenRow
 from sinkflex.train.reference import Reference
-from sinkflex.train.scoring import Microbatch, Row, plan_microbatches, score_microbatch
+from sinkflex.train.scoring import pack_rows, score_packed
 
 MAX_SKIPPED_IN_A_ROW = 5
 
@@ -55,6 +56,7 @@ class UpdateSettings:
         updates_per_batch: passes over the batch.
         minibatches: optimiser steps a pass.
         microbatch_tokens: packed tokens a forward pass.
+        prefix_tree: ``"auto"``, ``"on"`` or ``"off"``: hold shared prefixes once.
         max_grad_norm: global norm that gradients are scaled down to.
         token_budget: most tokens one trajectory could have sampled (Dr. GRPO's constant).
         seed: with the step it fixes the order of minibatches.
@@ -71,6 +73,7 @@ class UpdateSettings:
     updates_per_batch: int
     minibatches: int
     microbatch_tokens: int
+    prefix_tree: str
     max_grad_norm: float
     token_budget: int
     seed: int
@@ -86,7 +89,7 @@ class UpdateBatch:
         rollout_logprobs: [N] the sampler's logprobs of the trained tokens, rows end to end.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[TokenRow]
     advantages: Tensor
     rollout_logprobs: Tensor
 
@@ -175,9 +178,10 @@ class PolicyUpdater:
         rollout = batch.rollout_logprobs.to(device)
         old = torch.empty_like(rollout)
         reference = torch.empty_like(rollout) if self.reference is not None else None
+        packed, plan = self._pack(batch.rows)
         with torch.no_grad():
-            for micro in plan_microbatches(batch.rows, token_budget=settings.microbatch_tokens, device=device):
-                old[micro.flat] = score_microbatch(self.policy, micro, temperature=settings.temperature)[0]
+            for micro in packed:
+                old[micro.flat] = score_packed(self.policy, micro, temperature=settings.temperature)[0]
                 if reference is not None and self.reference is not None:
                     reference[micro.flat] = self.reference.score(micro, temperature=settings.temperature)
         trained = torch.ones_like(owner, dtype=torch.bool)
@@ -194,6 +198,7 @@ class PolicyUpdater:
             reference=reference,
             correction=None if settings.correction == "none" else weights,
         )
+        figures["prefix_saved_fraction"] = plan.saved_fraction
         return fixed, {f"training/{name}": value for name, value in figures.items()}
 
     def _accumulate(
@@ -205,16 +210,25 @@ class PolicyUpdater:
         place = torch.cat([torch.nonzero(fixed.owner == index)[:, 0] for index in members])
         totals = BatchTotals(tokens=len(place), trajectories=len(members), token_budget=self.settings.token_budget)
         self.policy.model.train()
-        for micro in plan_microbatches(rows, token_budget=self.settings.microbatch_tokens, device=self.policy.device):
+        packed, _ = self._pack(rows)
+        for micro in packed:
             yield self._backward(micro, place[micro.flat], fixed, totals)
 
+    def _pack(self, rows: Sequence[TokenRow]) -> tuple[list[PackedRow], PackingPlan]:
+        return pack_rows(
+            rows,
+            token_budget=self.settings.microbatch_tokens,
+            device=self.policy.device,
+            prefix_tree=self.settings.prefix_tree,
+        )
+
     def _backward(
-        self, micro: Microbatch, place: Tensor, fixed: _Fixed, totals: BatchTotals
+        self, micro: PackedRow, place: Tensor, fixed: _Fixed, totals: BatchTotals
     ) -> tuple[float, Mapping[str, Statistic]]:
         settings = self.settings
         objective = POLICY_LOSSES[settings.loss]
         # The entropy's backward is another pass over the vocabulary: asked for only where it is used or cheap to show.
-        logprobs, entropy = score_microbatch(self.policy, micro, temperature=settings.temperature, with_entropy=True)
+        logprobs, entropy = score_packed(self.policy, micro, temperature=settings.temperature, with_entropy=True)
         owner, trained = fixed.owner[place], torch.ones_like(place, dtype=torch.bool)
         output = objective(
             LossInputs(

@@ -113,7 +113,7 @@ def train_warmstart(
             batch = _next_batch(order, rows, plan.batch_tokens, rng)
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * _schedule(step, plan.steps)
-        logprobs, _ = score_rows(policy, batch, temperature=1.0)
+        logprobs = score_rows(policy, batch, temperature=1.0)
         loss = -logprobs.mean()
         value = float(loss.detach())
         if not math.isfinite(value):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -17,11 +17,13 @@ def word_level(vocab: list[str], *, special: list[str]) -> Tokenizer:
     return backend
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_ordinary_text_survives(tokenizer: FastTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     parts=st.lists(
         st.one_of(st.sampled_from(["<|start|>", "<|end|>", "</tool_call>", "<think>", "<|"]), st.text(max_size=3))

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sinkflex.chat.parsing import (
@@ -199,7 +199,7 @@ _FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     text=st.lists(st.one_of(_FRAGMENTS, st.text(max_size=4)), max_size=14).map("".join),
     action_format=st.sampled_from(list(ActionFormat)),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sinkflex.chat import (
@@ -25,6 +25,9 @@ USER = Message(role=Role.USER, content="Is 4783 on?")
 CALL = Message(role=Role.ASSISTANT, tool_calls=(ToolCall(name="get_line", arguments={"line_id": "4783"}),))
 REPLY = Message(role=Role.TOOL, name="get_line", content='{"on":true}')
 ANSWER = Message(role=Role.ASSISTANT, content="It is on.")
+
+# Shared machines are slow at times; neither a deadline nor a slow draw is a failure of the renderer.
+PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
@@ -151,6 +154,7 @@ def test_text_from_either_side_cannot_open_a_turn(renderer: Renderer, tokenizer:
     assert count(forged) == count("harmless")
 
 
+@PATIENT
 @given(calls=CALLS)
 def test_calls_round_trip(tokenizer: FastTokenizer, calls: tuple[ToolCall, ...]) -> None:
     for renderer in renderers(tokenizer).values():
@@ -161,6 +165,7 @@ def test_calls_round_trip(tokenizer: FastTokenizer, calls: tuple[ToolCall, ...])
             assert getattr(parsed, "tool_calls", parsed) == calls
 
 
+@PATIENT
 @given(content=TEXT.filter(str.strip), reasoning=st.one_of(st.none(), TEXT.map(str.strip).filter(bool)))
 def test_messages_round_trip(tokenizer: FastTokenizer, content: str, reasoning: str | None) -> None:
     if content.strip()[0] in "{[":

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sinkflex.chat.strict_json import MAX_DEPTH, StrictJSONError, bad_character, strict_loads
@@ -32,6 +32,7 @@ def test_accepts_what_json_means() -> None:
     assert strict_loads(deepest) is not None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text())
 def test_bad_character_finds_exactly_what_utf8_or_a_terminal_cannot_take(text: str) -> None:
     bad = [c for c in text if (ord(c) < 32 and c not in "\n\t\r") or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000]

@@ -116,9 +116,9 @@ def test_paraphrase_depends_on_the_seed_and_not_on_what_was_asked_before() -> No
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "flip " * 20_000, "." * 100_000, "and " * 25_000, "pin\n" * 25_000])
 def test_a_huge_message_is_heard_at_once(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     hear(make_user(), text, *["{}"] * 10)
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 def test_at_most_three_instructions_of_a_message_are_followed() -> None:

@@ -34,8 +34,7 @@ def env() -> Iterator[gymnasium.Env[str, str]]:
 
 @pytest.fixture
 def pick_task() -> Callable[..., RetailTask]:
-    """Return the first task whose first wish has the kind, twist and reference asked for, and a plain user.
-    """
+    """Return the first task whose first wish is of the form asked for, with a plain user."""
 
     def pick(
         kind: str, *, twist: str = "", tier: str = "easy", reference: str = "id", knows_id: bool | None = None

@@ -68,9 +68,7 @@ class EchoEnv:
         self.closed = 0
         self.resets: list[dict[str, Any]] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         assert options is not None
         self.options = options
         self.turn = 0
@@ -153,9 +151,7 @@ class LetterClient:
         self.released: list[str] = []
         self.error: Exception | None = None
 
-    async def generate(
-        self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams
-    ) -> Generation:
+    async def generate(self, request_id: str, *, prompt_ids: Sequence[int], sampling: SamplingParams) -> Generation:
         if self.error is not None:
             raise self.error
         self.prompts.setdefault(request_id, []).append(tuple(prompt_ids))
@@ -216,9 +212,7 @@ def make_bench() -> Callable[..., Bench]:
             make_env=make_env,
             renderer=LetterRenderer(),
             client=client,
-            limits=EpisodeLimits(
-                max_length=max_length, max_new_tokens=max_new_tokens, step_timeout_s=step_timeout_s
-            ),
+            limits=EpisodeLimits(max_length=max_length, max_new_tokens=max_new_tokens, step_timeout_s=step_timeout_s),
             failures=failures,
             **collector,
         )

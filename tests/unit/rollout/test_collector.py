@@ -80,9 +80,7 @@ def test_tools_enter_the_prompt_on_request_only(make_bench: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("mode", ["inline", "threads"])
-def test_results_depend_on_neither_timing_nor_concurrency_nor_order(
-    make_bench: Callable[..., Any], mode: str
-) -> None:
+def test_results_depend_on_neither_timing_nor_concurrency_nor_order(make_bench: Callable[..., Any], mode: str) -> None:
     expected = make_bench().collector.run(PAIR, seed=3)
     for concurrent in (1, 2, 64):
         bench = make_bench(jitter_s=0.005, env_mode=mode, max_concurrent=concurrent)

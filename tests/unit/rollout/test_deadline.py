@@ -84,9 +84,7 @@ def test_off_the_main_thread_the_call_is_left_behind() -> None:
 def test_threads_let_the_loop_go_on() -> None:
     async def main() -> tuple[list[int], float]:
         started = time.monotonic()
-        calls = [
-            call_in_thread(lambda i=i: (time.sleep(0.2), i)[1], timeout_s=5.0, what="env.step") for i in range(5)
-        ]
+        calls = [call_in_thread(lambda i=i: (time.sleep(0.2), i)[1], timeout_s=5.0, what="env.step") for i in range(5)]
         return await asyncio.gather(*calls), time.monotonic() - started
 
     values, elapsed_s = asyncio.run(main())

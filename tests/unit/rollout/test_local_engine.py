@@ -20,9 +20,7 @@ VOCAB = 40
 STOP = 2
 STOPS = frozenset({STOP})
 LENGTH = 160
-SHAPE = TinyShape(
-    hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, sliding_window=12
-)
+SHAPE = TinyShape(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, sliding_window=12)
 
 
 def build_model(seed: int = 0) -> Any:
@@ -109,9 +107,7 @@ def test_an_answer_ends_with_a_stop_id_or_at_its_budget(make_engine: Callable[..
         assert (answer.token_ids[-1] == STOP) == (answer.finish == "stop")
         assert STOP not in answer.token_ids[:-1]
         assert all(value <= 0 for value in answer.logprobs)
-    everything = play(
-        make_engine(), {"r": tokens(10, seed=0)}, params=sampling(stop_ids=frozenset(range(VOCAB)))
-    )
+    everything = play(make_engine(), {"r": tokens(10, seed=0)}, params=sampling(stop_ids=frozenset(range(VOCAB))))
     assert everything["r"][0].finish == "stop"
     assert len(everything["r"][0].token_ids) == 1
     assert "length" in finishes
@@ -193,7 +189,8 @@ def test_small_prefill_passes_change_nothing(make_engine: Callable[..., LocalEng
     expected = play(make_engine(), prompts, turns=2, observed=30)
     for chunk in (1, 7, 33):
         engine = make_engine(prefill_chunk=chunk)
-        assert all(close(answers, expected[name]) for name, answers in play(engine, prompts, turns=2, observed=30).items())
+        answers = play(engine, prompts, turns=2, observed=30)
+        assert all(close(answers[name], expected[name]) for name in prompts)
 
 
 def test_a_rewritten_transcript_is_computed_again_from_where_it_departs(
@@ -334,13 +331,17 @@ def test_a_cancelled_request_frees_its_slot(make_engine: Callable[..., LocalEngi
 
 def test_an_interrupted_loop_leaves_a_usable_engine(make_engine: Callable[..., LocalEngine]) -> None:
     engine = make_engine()
+    unfinished: list[asyncio.Future[Generation]] = []
 
     async def interrupted() -> None:
-        asyncio.ensure_future(engine.generate("a", prompt_ids=tokens(40, seed=0), sampling=sampling()))
+        unfinished.append(
+            asyncio.ensure_future(engine.generate("a", prompt_ids=tokens(40, seed=0), sampling=sampling()))
+        )
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(interrupted())
+    assert unfinished[0].cancelled()
     engine.release("a")
     assert play(engine, {"a": tokens(40, seed=0)}) == play(make_engine(), {"a": tokens(40, seed=0)})
 

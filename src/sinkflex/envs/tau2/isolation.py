@@ -129,10 +129,12 @@ class EnvironmentStore:
         return tuple(self._shared.values())
 
     def _assemble(self, states: dict[str, dict[str, Any]], access: Access) -> Any:
-        environment = object.__new__(_quiet(type(self.template)))
+        kind: Any = type(self.template)
+        environment = object.__new__(_quiet(kind))
         environment.__dict__.update(vars(self.template))
         for side, state in states.items():
-            kit = object.__new__(_guarded(type(self._toolkits[side])))
+            kit_kind: Any = type(self._toolkits[side])
+            kit = object.__new__(_guarded(kit_kind))
             kit.__dict__.update(state, access=access)
             setattr(environment, side, kit)
         return environment

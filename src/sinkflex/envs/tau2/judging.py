@@ -42,7 +42,7 @@ def endpoint_judge(**endpoint: Any) -> Judge:
             if verdicts is not None and len(verdicts) == len(assertions):
                 return verdicts
         raise InfrastructureError(
-            f"the judge owes {len(assertions)} verdicts after {_ATTEMPTS} attempts; its last answer was {answer[:200]!r}"
+            f"the judge owes {len(assertions)} verdicts after {_ATTEMPTS} attempts; its last answer: {answer[:200]!r}"
         )
 
     return judge

@@ -61,8 +61,8 @@ _STOPWORDS = frozenset(
     re.findall(
         r"\w+",
         "a an and any are as at be been but by can could do does for from had has have i if in is it its just let like "
-        "may me my need of on or our please so some that the their there these this to us was we were what when which who "
-        "will with would you your yes no not help know tell want provide share give also about",
+        "may me my need of on or our please so some that the their there these this to us was we were what when which "
+        "who will with would you your yes no not help know tell want provide share give also about",
     )
 )
 

@@ -114,7 +114,10 @@ class Script:
 _CLAUSES = re.compile(r"[.;!\n]+|(?<=\?)|,? (?:and|then|but) ")
 _NEGATED = re.compile(r"\b(?:do not|don't|never|no need to|without)\b")
 MAX_HEARD_CHARS = 1000
-"""How much of one message a scripted user takes in; keeps matching linear whatever an agent sends."""
+"""How much of one message a scripted user takes in; bounds the work whatever an agent sends."""
+
+MAX_HEARD_CLAUSES = 16
+"""How many clauses of it."""
 
 MAX_CALLS_PER_TURN = 3
 """A scripted user follows at most this many instructions of one message."""
@@ -167,7 +170,7 @@ class ScriptedUser:
     def _listen(self, text: str) -> None:
         helpful = False
         understood = False
-        for clause in _CLAUSES.split(text[:MAX_HEARD_CHARS].lower()):
+        for clause in _clauses(text):
             cue = self._match(clause)
             if cue is None or _NEGATED.search(clause):
                 continue
@@ -230,3 +233,9 @@ class ScriptedUser:
 
     def _phrase(self, key: str, phrases: Phrases) -> str:
         return phrases[zlib.crc32(f"{self._seed}/{key}".encode()) % len(phrases)]
+
+
+def _clauses(text: str) -> list[str]:
+    """Split a message into what is matched at a time."""
+    clauses = _CLAUSES.split(text[:MAX_HEARD_CHARS].lower())
+    return [clause for clause in clauses if clause.strip(" ?,")][:MAX_HEARD_CLAUSES]

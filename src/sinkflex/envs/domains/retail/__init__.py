@@ -159,8 +159,7 @@ def _is_shown(wish: Wish) -> bool:
 
 
 def _is_informed(world: World, wish: Wish) -> bool:
-    """Return whether the customer saw the state, and a refusal was not a guess: the agent looked the order up.
-    """
+    """Return whether the customer saw the state, and a refusal rests on a look at the order."""
     return wish_is_settled(world, wish) and (wish.possible or is_looked_up(world, wish))
 
 

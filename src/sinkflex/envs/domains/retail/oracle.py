@@ -237,16 +237,13 @@ def _other_kind(wish: Wish) -> Message:
     """Return a change of another kind to the same entity."""
     if wish.form.kind == "exchange":
         return call("request_refund", item_id=wish.item_id)
-    if wish.form.kind == "refund":
-        return call("cancel_order", order_id=wish.order_id)
-    if wish.form.kind == "address":
+    if wish.form.kind in ("refund", "address"):
         return call("cancel_order", order_id=wish.order_id)
     return call("request_address_change", order_id=wish.order_id, address="10 oak road")
 
 
 def _other_id(world: World, wish: Wish) -> str:
-    """Return an id of the same sort near at hand: the order's other item, or another order of the customer.
-    """
+    """Return a near id of the same sort: the order's other item, or the customer's other order."""
     order = world.get("orders", wish.order_id)
     if wish.item_id:
         return str(next(item_id for item_id in order["items"] if item_id != wish.item_id))

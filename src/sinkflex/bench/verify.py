@@ -1,0 +1,210 @@
+"""``verify-attention``: a user's model under sinkflex against eager, outputs and all gradients, layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkflex.attention import hf
+from sinkflex.errors import ModelError
+from sinkflex.types import JSONObject
+
+FP32_TOLERANCE = 1e-4
+"""Largest relative error in fp32."""
+
+LOW_PRECISION_FACTOR = 2.0
+"""In bf16 and fp16 sinkflex may be this much further from fp32 than eager in the same precision is."""
+
+CASES = ("plain", "left-padded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCheck:
+    """One row of the verdict: the logits, or one layer.
+
+    Attributes:
+        case: "plain" or "left-padded".
+        place: "logits", "embeddings and head", or "layer N".
+        has_sink: the layer holds learned sinks.
+        output_error: of the attention output (or logits), relative to its largest value.
+        gradient_error: of the worst parameter, relative to that parameter's largest gradient.
+        budget: what each of the two may be.
+        worst: the parameter behind ``gradient_error``.
+    """
+
+    case: str
+    place: str
+    has_sink: bool
+    output_error: float
+    gradient_error: float
+    budget: float
+    worst: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Both errors are finite and within the budget."""
+        return self.output_error <= self.budget and self.gradient_error <= self.budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """All checks of one model."""
+
+    model: str
+    implementation: str
+    dtype: str
+    checks: tuple[LayerCheck, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def to_dict(self) -> JSONObject:
+        """Return a JSON-ready record."""
+        return asdict(self) | {"passed": self.passed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    logits: Tensor
+    attention: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+
+
+def verify_model(
+    model: nn.Module, *, name: str, implementation: str = "sinkflex", batch: int = 2, length: int = 192
+) -> Verdict:
+    """Compare a loaded transformers causal LM with its own eager attention.
+
+    In fp32 both must agree within ``FP32_TOLERANCE``. In a lower precision the yardstick is the model in fp32 under
+    eager, and sinkflex may be ``LOW_PRECISION_FACTOR`` times as far from it as eager in that precision.
+
+    Args:
+        model: loaded with any attention implementation; weights stay as they are, gradients are cleared.
+        name: to print.
+        implementation: a registered name, see ``sinkflex.attention.hf.IMPLEMENTATIONS``.
+        batch: rows; at least 2 for the padded case to mean much.
+        length: tokens of a row; more than the model's window, so that windows count.
+
+    Raises:
+        ModelError: the model has no attention layers that this can find.
+    """
+    hf.register()
+    hf_model: Any = model
+    dtype = next(model.parameters()).dtype
+    layers = [path for path, module in model.named_modules() if _layer_of(path) is not None and _is_attention(module)]
+    if not layers:
+        raise ModelError(f"{name} ({type(model).__name__}) has no attention modules named ...layers.N.<attention>")
+    checks: list[LayerCheck] = []
+    was_training = model.training
+    model.eval()
+    for case in CASES:
+        runs = {i: _run(hf_model, i, case, layers, batch, length) for i in ("eager", implementation)}
+        truth = runs["eager"]
+        if dtype != torch.float32:
+            hf_model.float()
+            truth = _run(hf_model, "eager", case, layers, batch, length)
+            hf_model.to(dtype)
+        checks += _compare(case, model, layers, runs["eager"], runs[implementation], truth)
+    model.train(was_training)
+    return Verdict(model=name, implementation=implementation, dtype=str(dtype), checks=tuple(checks))
+
+
+def _run(model: Any, implementation: str, case: str, layers: list[str], batch: int, length: int) -> _Run:
+    device = next(model.parameters()).device
+    made = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (batch, length), generator=made).to(device)
+    mask = torch.ones_like(ids)
+    if case == "left-padded":
+        for row in range(batch):
+            mask[row, : (length // 3) * row // max(batch - 1, 1)] = 0
+    weights = torch.randn(length, 1, generator=made).to(device) * torch.randn(
+        model.config.get_text_config().vocab_size, generator=made
+    ).to(device)
+    model.set_attn_implementation(implementation)
+    model.zero_grad(set_to_none=True)
+    real = mask.bool()
+    with _recorded(model, layers) as attention:
+        inputs = {} if case == "plain" else {"attention_mask": mask}
+        logits = model(input_ids=ids, use_cache=False, **inputs).logits
+    (logits.float() * weights)[real].mean().backward()
+    gradients = {n: p.grad.detach().float().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    kept = {path: out[real].float().cpu() for path, out in attention.items()}
+    return _Run(logits=logits.detach()[real].float().cpu(), attention=kept, gradients=gradients)
+
+
+@contextmanager
+def _recorded(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Tensor]]:
+    """Collect what each attention module returns, [B, T, d]."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(path: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            outputs[path] = (output[0] if isinstance(output, tuple) else output).detach()
+
+        return hook
+
+    hooks = [model.get_submodule(path).register_forward_hook(keep(path)) for path in layers]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _compare(case: str, model: nn.Module, layers: list[str], eager: _Run, ours: _Run, truth: _Run) -> list[LayerCheck]:
+    exact = truth is eager
+    rest = [n for n in truth.gradients if not any(n.startswith(f"{_block(path)}.") for path in layers)]
+    groups = [("logits", rest, ours.logits, eager.logits, truth.logits, False)]
+    for path in layers:
+        names = [n for n in truth.gradients if n.startswith(f"{_block(path)}.")]
+        sinks = isinstance(getattr(model.get_submodule(path), "sinks", None), Tensor)
+        out = (ours.attention[path], eager.attention[path], truth.attention[path])
+        groups.append((f"layer {_layer_of(path)}", names, *out, sinks))
+    checks = []
+    for place, names, got, low, want, has_sink in groups:
+        errors = {n: _error(ours.gradients[n], truth.gradients[n]) for n in names}
+        worst = max(errors, key=lambda n: errors[n]) if errors else ""
+        budget = FP32_TOLERANCE
+        if not exact:
+            own = max([_error(low, want), *(_error(eager.gradients[n], truth.gradients[n]) for n in names)])
+            budget = LOW_PRECISION_FACTOR * own
+        checks.append(
+            LayerCheck(
+                case=case,
+                place=place,
+                has_sink=has_sink,
+                output_error=_error(got, want),
+                gradient_error=errors.get(worst, 0.0),
+                budget=budget,
+                worst=worst,
+            )
+        )
+    return checks
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    """Largest difference over the largest true value; infinite for NaN."""
+    error = float((got - want).abs().max() / want.abs().max().clamp_min(1e-12))
+    return error if error == error else float("inf")
+
+
+def _layer_of(path: str) -> int | None:
+    found = re.search(r"(?:layers|h|blocks)\.(\d+)\.[^.]+$", path)
+    return int(found.group(1)) if found else None
+
+
+def _block(path: str) -> str:
+    return path.rsplit(".", 1)[0]
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return "attention" in type(module).__name__.lower()

@@ -11,7 +11,7 @@ gradient a column of ``-dlse``. The kernel then computes exactly that row sum.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from sinkflex.attention.plan import build_plan
 from sinkflex.attention.varlen import VarlenEngine, build_varlen_plan
 
 
+@runtime_checkable
 class FlashEngine(Protocol):
     """Attention without a sink, and its backward for a given output and log-sum-exp."""
 

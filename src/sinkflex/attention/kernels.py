@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -50,6 +50,7 @@ class Sequences:
         return 0 if self.causal else -1
 
 
+@runtime_checkable
 class VarlenKernel(Protocol):
     """Attention over packed sequences, without a sink."""
 

@@ -27,7 +27,7 @@ class Rows:
         step: flat distance from one sequence to the next when regular.
         gather: [n * length] flat token of each slot (empty slots read token 0); None when regular.
         scatter: [n * length] the same with empty slots pointing one past the last token; None when regular.
-        columns: [n, length] the columns, when sequence ``i`` lies in batch row ``i`` without empty slots and irregularly.
+        columns: [n, length] the columns, when irregular and sequence ``i`` lies in batch row ``i`` without empty slots.
     """
 
     n: int
@@ -118,8 +118,7 @@ class Tokens:
             index = rows.columns[:, None, :, None].expand(-1, self._x.shape[1], -1, self._x.shape[3])
             return self._x.gather(2, index)
         if rows.gather is not None:
-            picked = self.flat.index_select(1, rows.gather)
-            return torch.unflatten(picked, 1, (rows.n, rows.length)).transpose(0, 1)
+            return self._gathered(rows.gather, rows.n, rows.length)
         if rows.n == batch and rows.step == length:
             return self._x[:, :, rows.start : rows.start + rows.length]
         stop = rows.start + (rows.n - 1) * rows.step + rows.length
@@ -127,6 +126,15 @@ class Tokens:
         size = (window.shape[0], rows.n, rows.length, *window.shape[2:])
         stride = (window.stride(0), window.stride(1) * rows.step, *window.stride()[1:])
         return window.as_strided(size, stride).transpose(0, 1)
+
+    def _gathered(self, index: Tensor, n: int, length: int) -> Tensor:
+        """``index_select`` copies a source that is not contiguous as a whole, so it is given one that is."""
+        by_token = self._x.transpose(1, 2)
+        if by_token.is_contiguous():
+            picked = by_token.flatten(0, 1).index_select(0, index)
+            return torch.unflatten(picked, 0, (n, length)).transpose(1, 2)
+        self._flat = self.flat.contiguous()
+        return torch.unflatten(self._flat.index_select(1, index), 1, (n, length)).transpose(0, 1)
 
     @property
     def flat(self) -> Float[Tensor, "H N *D"]:

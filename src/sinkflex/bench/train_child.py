@@ -100,7 +100,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: int, devic
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss)
+    return float(loss.detach())
 
 
 if __name__ == "__main__":

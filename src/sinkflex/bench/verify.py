@@ -23,6 +23,8 @@ LOW_PRECISION_FACTOR = 2.0
 
 CASES = ("plain", "left-padded")
 
+_GRADIENT_FLOOR = 1e-3
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCheck:
@@ -30,10 +32,11 @@ class LayerCheck:
 
     Attributes:
         case: "plain" or "left-padded".
-        place: "logits", "embeddings and head", or "layer N".
+        place: "logits" (with the parameters outside the layers), or "layer N".
         has_sink: the layer holds learned sinks.
         output_error: of the attention output (or logits), relative to its largest value.
-        gradient_error: of the worst parameter, relative to that parameter's largest gradient.
+        gradient_error: of the worst parameter, relative to that parameter's largest gradient (or a thousandth of
+            the model's largest, if that is more); infinite where eager has a gradient and sinkflex none.
         budget: what each of the two may be.
         worst: the parameter behind ``gradient_error``.
     """
@@ -161,22 +164,23 @@ def _recorded(model: nn.Module, layers: list[str]) -> Iterator[dict[str, Tensor]
 
 
 def _compare(case: str, model: nn.Module, layers: list[str], eager: _Run, ours: _Run, truth: _Run) -> list[LayerCheck]:
-    exact = truth is eager
     rest = [n for n in truth.gradients if not any(n.startswith(f"{_block(path)}.") for path in layers)]
-    groups = [("logits", rest, ours.logits, eager.logits, truth.logits, False)]
+    groups = [("logits", rest, (ours.logits, eager.logits, truth.logits), False)]
     for path in layers:
         names = [n for n in truth.gradients if n.startswith(f"{_block(path)}.")]
-        sinks = isinstance(getattr(model.get_submodule(path), "sinks", None), Tensor)
-        out = (ours.attention[path], eager.attention[path], truth.attention[path])
-        groups.append((f"layer {_layer_of(path)}", names, *out, sinks))
+        outputs = (ours.attention[path], eager.attention[path], truth.attention[path])
+        has_sink = isinstance(getattr(model.get_submodule(path), "sinks", None), Tensor)
+        groups.append((f"layer {_layer_of(path)}", names, outputs, has_sink))
+    # A parameter with next to no gradient is judged on the scale of the model's largest, or rounding would fail it.
+    floor = _GRADIENT_FLOOR * max((float(g.abs().max()) for g in truth.gradients.values()), default=0.0)
     checks = []
-    for place, names, got, low, want, has_sink in groups:
-        errors = {n: _error(ours.gradients[n], truth.gradients[n]) for n in names}
+    for place, names, (got, low, want), has_sink in groups:
+        errors = {n: _error(ours.gradients.get(n), truth.gradients[n], floor) for n in names}
         worst = max(errors, key=lambda n: errors[n]) if errors else ""
         budget = FP32_TOLERANCE
-        if not exact:
-            own = max([_error(low, want), *(_error(eager.gradients[n], truth.gradients[n]) for n in names)])
-            budget = LOW_PRECISION_FACTOR * own
+        if truth is not eager:
+            own = [_error(eager.gradients.get(n), truth.gradients[n], floor) for n in names]
+            budget = LOW_PRECISION_FACTOR * max([_error(low, want), *own])
         checks.append(
             LayerCheck(
                 case=case,
@@ -191,9 +195,11 @@ def _compare(case: str, model: nn.Module, layers: list[str], eager: _Run, ours: 
     return checks
 
 
-def _error(got: Tensor, want: Tensor) -> float:
-    """Largest difference over the largest true value; infinite for NaN."""
-    error = float((got - want).abs().max() / want.abs().max().clamp_min(1e-12))
+def _error(got: Tensor | None, want: Tensor, floor: float = 1e-12) -> float:
+    """Largest difference over the largest true value; infinite for NaN, and where there is nothing to compare."""
+    if got is None:
+        return float("inf")
+    error = float((got - want).abs().max() / want.abs().max().clamp_min(max(floor, 1e-12)))
     return error if error == error else float("inf")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sinkflex.cli.config import Overrides
-from sinkflex.cli.train import CONFIG_FILE, check_environment
+from sinkflex.cli.train import CONFIG_FILE, check_environment, quiet_when_piped
 from sinkflex.config import Recipe, find_recipe, load_recipe
 from sinkflex.errors import CheckpointError, ConfigError
 
@@ -98,6 +98,7 @@ def _measure(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
     from sinkflex.train.build import build_parts
     from sinkflex.train.validation import measure_floors, validate
 
+    quiet_when_piped()
     parts = build_parts(recipe, on_warmstart_step=lambda step, steps, loss: None)
     if weights is not None and recipe.model.lora.enabled:
         parts.policy.load_weights(weights / "policy")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -45,6 +46,7 @@ def train(
 
     from sinkflex.train import loop
 
+    quiet_when_piped()
     console = Console(soft_wrap=True)
     console.print(f"run folder: {folder}", highlight=False)
     try:
@@ -53,6 +55,14 @@ def train(
         console.print(f"\nstopped; continue with: sinkflex train --resume --out {folder}", highlight=False)
         raise typer.Exit(130) from None
     show_report(folder, console)
+
+
+def quiet_when_piped() -> None:
+    """Leave transformers' progress bars to terminals; in a log file they are noise."""
+    if not sys.stderr.isatty():
+        from transformers.utils import logging
+
+        cast(Any, logging).disable_progress_bar()
 
 
 def check_environment(recipe: Recipe) -> None:

@@ -140,7 +140,14 @@ def _bench(target: Any, *, tasks: int, fuzzed: int, make_kwargs: dict[str, Any])
     if not sample:
         raise EnvError(f"{target!r} has no tasks to check")
     other_process = env_id if not make_kwargs else None
-    return Bench(make=make, task_ids=sample, domain=domain, env_id=other_process, fuzz=fuzzed)
+    return Bench(
+        make=make,
+        task_ids=sample,
+        domain=domain,
+        registered=env_id is not None,
+        env_id=other_process,
+        fuzz=fuzzed,
+    )
 
 
 def _pools(unwrapped: Any, domain: Domain[Any] | None) -> list[Sequence[str]]:

@@ -9,8 +9,9 @@ import gymnasium
 from gymnasium.utils import EzPickle
 
 from sinkflex.chat.parsing import ActionFormat, parse_action
-from sinkflex.envs.dual_control import Budget, Episode, Outcome
-from sinkflex.envs.protocol import PROMPT_STYLES, Domain
+from sinkflex.envs.dual_control import Episode, Outcome
+from sinkflex.envs.options import RENDER_MODES, EnvOptions
+from sinkflex.envs.protocol import Domain
 from sinkflex.envs.registry import get_domain, get_user_factory
 from sinkflex.envs.render import describe_components, describe_messages, describe_tools, describe_transcript
 from sinkflex.envs.spaces import UnicodeText
@@ -30,68 +31,26 @@ class DualControlEnv(gymnasium.Env[str, str], EzPickle):
 
     Args:
         domain: a name in ``registry.DOMAINS``, ``"module:Class"`` of an own ``Domain``, or a ``Domain`` itself.
-        split: where ``reset`` draws tasks from.
-        tier: the difficulty tier to draw from, None for all.
-        user: a name in ``registry.USERS``.
-        user_options: plain keyword options of that user.
-        action_format: how raw text is read, a value of ``ActionFormat``.
-        prompt: system prompt, ``"brief"`` or ``"full"``.
-        max_steps: assistant generations an episode may take; None takes the tier's default.
-        max_invalid_actions: malformed actions and misfit calls it may hold.
-        render_mode: ``"ansi"`` returns the dialogue so far, ``"human"`` prints it as it grows.
+        **options: fields of ``EnvOptions``: ``split``, ``tier``, ``user``, ``user_options``, ``action_format``,
+            ``prompt``, ``max_steps``, ``max_invalid_actions``, ``render_mode``.
 
     Raises:
-        EnvError: an argument is not one of its choices, or below its minimum.
+        EnvError: an option is unknown, not one of its choices, or below its minimum.
         TaskError: unknown split or tier.
     """
 
-    metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012 (Gymnasium's own declaration)
+    metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012 (Gymnasium's own declaration)
 
-    def __init__(
-        self,
-        *,
-        domain: str | Domain[Any],
-        split: str = "train",
-        tier: str | None = None,
-        user: str = "scripted",
-        user_options: dict[str, Any] | None = None,
-        action_format: str = "auto",
-        prompt: str = "brief",
-        max_steps: int | None = None,
-        max_invalid_actions: int = 4,
-        render_mode: str | None = None,
-    ) -> None:
-        EzPickle.__init__(
-            self,
-            domain=domain,
-            split=split,
-            tier=tier,
-            user=user,
-            user_options=user_options,
-            action_format=action_format,
-            prompt=prompt,
-            max_steps=max_steps,
-            max_invalid_actions=max_invalid_actions,
-            render_mode=render_mode,
-        )
-        if prompt not in PROMPT_STYLES:
-            raise EnvError(unknown_name("prompt", prompt, PROMPT_STYLES))
-        if action_format not in tuple(ActionFormat):
-            raise EnvError(unknown_name("action_format", action_format, ActionFormat))
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise EnvError(unknown_name("render_mode", render_mode, self.metadata["render_modes"]))
+    def __init__(self, *, domain: str | Domain[Any], **options: Any) -> None:
+        EzPickle.__init__(self, domain=domain, **options)
+        self.options = EnvOptions.read(options)
         self.domain: Domain[Any] = get_domain(domain) if isinstance(domain, str) else domain
-        self.domain.task_ids(split, tier)
-        self.split = split
-        self.tier = tier
-        self.render_mode = render_mode
-        self._format = ActionFormat(action_format)
-        self._system = self.domain.system_prompt(prompt)
-        self._max_steps = max_steps
-        self._max_invalid = max_invalid_actions
-        if max_steps is not None:
-            Budget(max_steps=max_steps, max_invalid_actions=max_invalid_actions)
-        self._new_user = get_user_factory(user, user_options or {})
+        self.split = self.options.split
+        self.domain.task_ids(self.split, self.options.tier)
+        self.render_mode = self.options.render_mode
+        self._format = ActionFormat(self.options.action_format)
+        self._system = self.domain.system_prompt(self.options.prompt)
+        self._new_user = get_user_factory(self.options.user, self.options.user_options or {})
         self._tool_text = describe_tools(self.domain.agent_tools.schemas)
         self._episode: Episode[Any] | None = None
         self._shown = 0
@@ -129,10 +88,7 @@ class DualControlEnv(gymnasium.Env[str, str], EzPickle):
         if group_seed is None:
             group_seed = int(self.np_random.integers(_MAX_SEED))
         user = self._new_user(self.domain, task, random.Random(f"{task.task_id}/{group_seed}"))
-        budget = Budget(
-            max_steps=self._max_steps or self.domain.max_steps[task.tier],
-            max_invalid_actions=self._max_invalid,
-        )
+        budget = self.options.budget(default_steps=self.domain.max_steps[task.tier])
         self._episode = Episode(domain=self.domain, task=task, user=user, budget=budget)
         messages = self._episode.start()
         info = {
@@ -222,7 +178,7 @@ class DualControlEnv(gymnasium.Env[str, str], EzPickle):
     def _draw_task(self, options: dict[str, Any]) -> str:
         if options.get("task_id") is not None:
             return str(options["task_id"])
-        ids = self.domain.task_ids(options.get("split") or self.split, options.get("tier") or self.tier)
+        ids = self.task_ids(options.get("split") or self.split, options.get("tier") or self.options.tier)
         if not ids:
             raise TaskError(f"{self.domain.name} has no tasks for {options}")
         return ids[int(self.np_random.integers(len(ids)))]

@@ -1,4 +1,4 @@
-"""The sampler's log-probabilities are the trainer's: against one plain fp64 forward with transformers' own eager attention."""
+"""The sampler's log-probabilities against one plain fp64 forward with transformers' own eager attention."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ PATIENT = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 
 NAMES = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+# Text that spells a format's own marks cannot be sent as a message; a test below says so.
+SPOKEN = TEXT.filter(lambda text: bool(text.strip()) and "<" not in text)
 VALUES = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(-(10**6), 10**6), TEXT, st.sampled_from(["<|end|>", "</tool_call>"])
@@ -166,7 +168,7 @@ def test_calls_round_trip(tokenizer: FastTokenizer, calls: tuple[ToolCall, ...])
 
 
 @PATIENT
-@given(content=TEXT.filter(str.strip), reasoning=st.one_of(st.none(), TEXT.map(str.strip).filter(bool)))
+@given(content=SPOKEN, reasoning=st.one_of(st.none(), SPOKEN.map(str.strip)))
 def test_messages_round_trip(tokenizer: FastTokenizer, content: str, reasoning: str | None) -> None:
     if content.strip()[0] in "{[":
         content = "x" + content

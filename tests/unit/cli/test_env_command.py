@@ -47,7 +47,7 @@ def test_check_passes_and_fails() -> None:
         del gymnasium.registry["sinkflex/BrokenForTheTest-v0"]
     assert code == 1
     assert "FAIL reset_info" in text
-    assert "the environment raised NotImplementedError" in text
+    assert "the environment raised" in text
 
 
 def test_an_unknown_id_names_the_nearest() -> None:
@@ -93,7 +93,7 @@ def test_a_broken_rule_is_explained_and_leaving_gives_no_score() -> None:
 
 
 def test_a_person_plays_the_user_against_the_oracle() -> None:
-    lines = iter(["it is dark", "yes", "/flip_switch", "done", "/lok", "/look_at_lamp", "it shines /stop"])
+    lines = iter(["it is dark", "yes", "/flip_switch", "done", "/look_at_lmp", "/look_at_lamp", "it shines /stop"])
     shown: list[str] = []
     env = gymnasium.make(
         "sinkflex/Mock-v0", user="person", user_options={"ask": lambda prompt: next(lines), "show": shown.append}

@@ -98,7 +98,7 @@ def test_a_pickled_environment_comes_back_as_newly_made(play_oracle: Play) -> No
     twin: DualControlEnv = pickle.loads(pickle.dumps(env))
     with pytest.raises(EnvError, match="no episode is running"):
         twin.oracle_message()
-    assert (twin.split, twin.tier) == ("test", "easy")
+    assert twin.options == env.options
     assert twin.reset(seed=4)[0] == env.reset(seed=4)[0]
     assert pickle.loads(pickle.dumps(gymnasium.spec("sinkflex/Telecom-v0"))) == gymnasium.spec("sinkflex/Telecom-v0")
 
@@ -162,6 +162,8 @@ def test_wrong_arguments_name_the_nearest() -> None:
             DualControlEnv(domain="mock", **{name: bad})
     with pytest.raises(EnvError, match="budgets must be at least 1"):
         DualControlEnv(domain="mock", max_steps=0)
+    with pytest.raises(EnvError, match=r"unknown environment option 'max_step'.*Did you mean 'max_steps'"):
+        DualControlEnv(domain="mock", max_step=3)
     env.reset()
     with pytest.raises(EnvError, match="an action is text, got int"):
         env.unwrapped.step(3)  # type: ignore[arg-type]

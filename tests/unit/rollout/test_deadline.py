@@ -99,7 +99,7 @@ def test_thread_deadline_and_exception() -> None:
     async def broken() -> None:
         await call_in_thread(lambda: 1 / 0, timeout_s=5.0, what="env.step")
 
-    with pytest.raises(DeadlineError, match="env.step took longer than 0.05 s"):
+    with pytest.raises(DeadlineError, match=r"env.step took longer than 0.05 s"):
         asyncio.run(late())
     with pytest.raises(ZeroDivisionError):
         asyncio.run(broken())

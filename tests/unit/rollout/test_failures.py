@@ -101,5 +101,5 @@ def test_an_environment_that_cannot_be_made_is_a_failure_too(make_bench: Callabl
         raise OSError("no such image")
 
     bench.collector._make_env = broken
-    with pytest.raises(RolloutError, match="6 of 6 episodes failed .* OSError: no such image"):
+    with pytest.raises(RolloutError, match=r"6 of 6 episodes failed .* OSError: no such image"):
         bench.collector.run(GROUPS, seed=1)

@@ -1,4 +1,4 @@
-"""Noise comes from (seed, request, position) alone; tokens follow the distribution that the log-probabilities are of."""
+"""Noise comes from (seed, request, position) alone; tokens follow the distribution that is reported."""
 
 from __future__ import annotations
 

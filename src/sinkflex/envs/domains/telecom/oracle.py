@@ -44,14 +44,10 @@ def likely_slips(task: TelecomTask, world: World) -> tuple[Message, ...]:
         return (ASK_STATUS, ASK_TEST, call("transfer_to_human", reason="fraud"))
     line_id = str(known["said_line"] or known["said_lines"][0])
     if not known["verified"]:
-        skipped = (
-            call("get_line", line_id=line_id),
-            call("verify_pin", line_id=known["said_pin"], pin=line_id),
-        )
-        return (*skipped, call("resume_line", line_id=line_id), ASK_STATUS)
+        return (call("get_line", line_id=line_id), call("resume_line", line_id=line_id), ASK_STATUS)
     if not known["said_line"]:
         return tuple(call("get_line", line_id=name) for name in known["said_lines"])
-    wrong_line = next((name for name in (*known["said_lines"], task.customer_id) if name != line_id), "")
+    wrong_line = next((name for name in known["said_lines"] if name != line_id), "")
     if best.tool_calls:
         return _slips_of_call(best, line_id, wrong_line)
     if best == ASK_CHARGE:

@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 from sinkflex.envs.domains.telecom.tasks import Case, TelecomTask
+from sinkflex.envs.domains.telecom.user_tools import SWITCH_NAMES
 from sinkflex.envs.users.scripted import Cue, Phrases, Report, Script, Stage
 from sinkflex.types import JSONObject, ToolCall
 
@@ -38,7 +39,6 @@ _STATUS_WORDS = {
     ("vpn", "on"): "vpn is on",
     ("place", "abroad"): "i am abroad",
 }
-_NAMES = {"airplane": "airplane mode", "data": "mobile data", "roaming": "roaming", "vpn": "vpn"}
 
 
 def build_script(task: TelecomTask) -> Script:
@@ -66,7 +66,8 @@ def build_script(task: TelecomTask) -> Script:
 def report(call: ToolCall, result: JSONObject) -> Report:
     """Word the result of one of the user's tools."""
     if "error" in result:
-        return Report(phrases=(f"it says {result['error']}",))
+        # Told to do what is done already: the agent guesses, and the customer notices.
+        return Report(phrases=(f"it says {result['error']}",), helpful=False)
     if call.name == "run_speed_test":
         speed = result["speed"]
         if speed == "good":
@@ -77,6 +78,8 @@ def report(call: ToolCall, result: JSONObject) -> Report:
         return Report(phrases=words, helpful=False)
     if call.name == "check_status":
         return Report(phrases=_status(result))
+    if result.get("changed") is False:
+        return Report(phrases=("done, but nothing changed",), helpful=False)
     if call.name == "reboot":
         return Report(phrases=("ok, it is on again", "done, phone is back"))
     if call.name == "reseat_sim":
@@ -84,7 +87,7 @@ def report(call: ToolCall, result: JSONObject) -> Report:
     if call.name == "pay_bill":
         return Report(phrases=("ok, i paid it", "done, bill is paid"))
     name, value = next(iter(result.items()))
-    return Report(phrases=tuple(f"{start}, {_NAMES[name]} is {value}" for start in ("ok", "done")))
+    return Report(phrases=tuple(f"{start}, {SWITCH_NAMES[name]} is {value}" for start in ("ok", "done")))
 
 
 def _status(result: JSONObject) -> Phrases:

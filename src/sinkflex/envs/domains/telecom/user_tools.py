@@ -10,6 +10,10 @@ from sinkflex.errors import ToolError
 from sinkflex.types import JSONObject
 
 
+SWITCH_NAMES = {"airplane": "airplane mode", "data": "mobile data", "roaming": "roaming", "vpn": "vpn"}
+"""What the phone calls its switches."""
+
+
 @tool(side=Side.USER, writes=True)
 def check_status(world: World) -> JSONObject:
     """Read the phone's status screen."""
@@ -69,15 +73,13 @@ def toggle_vpn(world: World, on: bool) -> JSONObject:
 @tool(side=Side.USER, writes=True)
 def reseat_sim(world: World) -> JSONObject:
     """Take the SIM out and put it back."""
-    world.update("phones", held_phone(world), sim="ok")
-    return {"sim": "ok"}
+    return _repair(world, "sim")
 
 
 @tool(side=Side.USER, writes=True)
 def reboot(world: World) -> JSONObject:
     """Restart the phone."""
-    world.update("phones", held_phone(world), network="ok")
-    return {"network": "ok"}
+    return _repair(world, "network")
 
 
 @tool(side=Side.USER, writes=True)
@@ -92,8 +94,17 @@ def pay_bill(world: World) -> JSONObject:
 
 def _switch(world: World, name: str, on: bool) -> JSONObject:
     value = "on" if on else "off"
+    if world.get("phones", held_phone(world))[name] == value:
+        raise ToolError(f"{SWITCH_NAMES[name]} is already {value}")
     world.update("phones", held_phone(world), **{name: value})
     return {name: value}
+
+
+def _repair(world: World, name: str) -> JSONObject:
+    """Set a part of the phone to ok; ``changed`` says whether that was needed."""
+    changed = world.get("phones", held_phone(world))[name] != "ok"
+    world.update("phones", held_phone(world), **{name: "ok"})
+    return {name: "ok", "changed": changed}
 
 
 USER_TOOLS = Toolkit(

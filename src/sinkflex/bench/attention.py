@@ -143,7 +143,7 @@ def _step(plan: AttentionPlan, shape: Shape, attend: Attend) -> Callable[[], Non
     grad = draw(shape.batch, shape.heads, *per_row)
 
     def step() -> None:
-        attend(query, key, value, sink).backward(grad)
+        torch.autograd.backward(attend(query, key, value, sink), grad)
 
     for leaf in (query, key, value):
         leaf.grad = torch.zeros_like(leaf)

@@ -73,7 +73,8 @@ def measured_step(implementation: str, tokens: int, device: torch.device, *, che
     config = GptOssConfig(**MODEL)
     config._attn_implementation = implementation
     torch.manual_seed(0)
-    model = GptOssForCausalLM(config).to(device).train()
+    model: Any = GptOssForCausalLM(config)
+    model.to(device).train()
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -97,7 +98,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: int, devic
     if isinstance(logprobs, tuple):
         raise TypeError("token_logprobs returned an entropy that was not asked for")
     loss = -(advantages * logprobs).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(loss.detach())

@@ -45,7 +45,9 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
     else:
-        Console().print(_table(resolved, figures), highlight=False)
+        console = Console(soft_wrap=True)
+        console.print(_headline(figures), style="bold", highlight=False, markup=False)
+        console.print(_table(figures), highlight=False)
 
 
 def find_weights(target: Path, checkpoint: str | None) -> Path | None:
@@ -128,16 +130,16 @@ def _measure(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
     }
 
 
-def _table(recipe: Recipe, figures: dict[str, Any]) -> Table:
-    tiers = ", ".join(recipe.env.tier) or "all tiers"
-    table = Table(
-        title=f"{figures['env']} ({figures['split']}, {tiers}), n = {figures['tasks']} tasks, "
-        f"temperature {figures['temperature']:g}",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
+def _headline(figures: dict[str, Any]) -> str:
+    tiers = ", ".join(figures["tiers"]) or "all tiers"
+    return (
+        f"{figures['env']} ({figures['split']}, {tiers}), n = {figures['tasks']} tasks, "
+        f"temperature {figures['temperature']:g}"
     )
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     table.add_column("score", justify="right")
     table.add_column("95 % interval")

@@ -1,0 +1,289 @@
+"""One way to run any impl on the same inputs and compare outputs and all gradients with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from sinkflex.attention import SequenceLayout, dense_mask
+from sinkflex.attention.flash import sink_attention_through
+from sinkflex.attention.flex import flex_sink_attention
+from sinkflex.attention.kernels import Sequences
+from sinkflex.attention.reference import reference_attention
+from sinkflex.attention.varlen import VarlenEngine, build_varlen_plan
+
+Run = Callable[..., tuple[Tensor, Tensor]]
+Results = dict[str, Tensor]
+
+
+def _padding(spans: list[tuple[int, int]], length: int) -> Tensor:
+    mask = torch.zeros(len(spans), length, dtype=torch.bool)
+    for row, (low, high) in enumerate(spans):
+        mask[row, low:high] = True
+    return mask
+
+
+def _holes(seed: int) -> Tensor:
+    return torch.rand(2, 60, generator=torch.Generator().manual_seed(seed)) > 0.3
+
+
+LAYOUTS: dict[str, Callable[[], SequenceLayout]] = {
+    "causal": lambda: SequenceLayout.causal(2, 70),
+    "one_token": lambda: SequenceLayout.causal(1, 1),
+    "cached_chunk": lambda: SequenceLayout.causal(2, 70, num_queries=40),
+    "cached_one": lambda: SequenceLayout.causal(3, 70, num_queries=1),
+    "cached_few": lambda: SequenceLayout.causal(3, 70, num_queries=5),
+    "left_padding": lambda: SequenceLayout.from_padding(_padding([(10, 50), (0, 50), (49, 50)], 50)),
+    "right_padding": lambda: SequenceLayout.from_padding(_padding([(0, 41), (0, 50), (0, 1)], 50)),
+    "both_and_empty": lambda: SequenceLayout.from_padding(_padding([(10, 40), (3, 30), (0, 0)], 50)),
+    "holes": lambda: SequenceLayout.from_padding(_holes(0)),
+    "holes_cached": lambda: SequenceLayout.from_padding(_holes(1), num_queries=40),
+    "documents": lambda: SequenceLayout.from_documents([[10, 20, 3, 1, 37], [40, 10]], length=80),
+    "equal_documents": lambda: SequenceLayout.from_documents([8] * 9),
+    "many_documents": lambda: SequenceLayout.from_documents([40, 130, 60, 200, 90]),
+    "position_ids": lambda: SequenceLayout.from_position_ids(
+        torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0], [4, 5, 6, 0, 1, 2, 3, 4]])
+    ),
+    "group": lambda: SequenceLayout.from_prefix_tree([30, 10, 12, 5], [-1, 0, 0, 0]),
+    "depth_4": lambda: SequenceLayout.from_prefix_tree([30, 10, 12, 5, 7, 9, 4], [-1, 0, 1, 2, 2, 1, -1]),
+    "breadth_first": lambda: SequenceLayout.from_prefix_tree(
+        [[20, 10, 12, 5, 7, 9], [5]], [[-1, 0, -1, 1, 2, 0], [-1]]
+    ),
+    "ragged_one": lambda: SequenceLayout.decode([5, 70, 33], 70),
+    "ragged_few": lambda: SequenceLayout.decode(torch.tensor([5, 70, 33]), 70, num_queries=4),
+    "ragged_chunk": lambda: SequenceLayout.decode([50, 70, 43], 70, num_queries=40),
+    "chunked_local": lambda: SequenceLayout.from_prefix_tree([30, 10, 12, 5], [-1, 0, 0, 1]).chunked(16),
+}
+
+
+@pytest.fixture(params=sorted(LAYOUTS))
+def layout(request: pytest.FixtureRequest) -> SequenceLayout:
+    """Every kind of layout in turn."""
+    return LAYOUTS[request.param]()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Inputs and upstream gradients for one layout."""
+
+    layout: SequenceLayout
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sink_logits: Tensor | None
+    grad: Tensor
+    grad_lse: Tensor | None
+
+    def to(self, dtype: torch.dtype) -> Case:
+        """The same case in another dtype; sinks and log-sum-exps stay at least fp32, as models keep them."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return Case(
+            layout=self.layout,
+            query=self.query.to(dtype),
+            key=self.key.to(dtype),
+            value=self.value.to(dtype),
+            sink_logits=None if self.sink_logits is None else self.sink_logits.to(wide),
+            grad=self.grad.to(dtype),
+            grad_lse=None if self.grad_lse is None else self.grad_lse.to(wide),
+        )
+
+
+class PackedKernel:
+    """What a CUDA varlen kernel promises, in plain torch: the stand-in under which its engine is tested."""
+
+    name = "emulated"
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Queries without keys get lse +inf, as flash-attn gives them."""
+        out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf)
+        assert (int(sequences.cu_q[-1]), int(sequences.cu_k[-1])) == (len(q), len(k))
+        for rows, keys, mask in self._pairs(sequences):
+            scores, values = self._scores(q[rows], k[keys], mask, scale), self._wide(v[keys], q)
+            lse[:, rows] = torch.logsumexp(scores, -1)
+            out[rows] = torch.einsum("hqk,khd->qhd", torch.exp(scores - lse[:, rows, None]), values)
+        return out, lse
+
+    def backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        sequences: Sequences,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The flash backward: weights from lse, delta from grad and out."""
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+
+        def narrow(x: Tensor) -> Tensor:
+            return x.unflatten(1, (k.shape[1], -1)).sum(2)
+
+        for rows, keys, mask in self._pairs(sequences):
+            weights = torch.exp(self._scores(q[rows], k[keys], mask, scale) - lse[:, rows, None])
+            delta = (grad[rows] * out[rows]).sum(-1).T[..., None]
+            inner = weights * (torch.einsum("qhd,khd->hqk", grad[rows], self._wide(v[keys], q)) - delta) * scale
+            grads[0][rows] += torch.einsum("hqk,khd->qhd", inner, self._wide(k[keys], q))
+            grads[1][keys] += narrow(torch.einsum("hqk,qhd->khd", inner, q[rows]))
+            grads[2][keys] += narrow(torch.einsum("hqk,qhd->khd", weights, grad[rows]))
+        return grads[0], grads[1], grads[2]
+
+    @staticmethod
+    def _wide(x: Tensor, q: Tensor) -> Tensor:
+        return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+    def _scores(self, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
+        scores = torch.einsum("qhd,khd->hqk", q, self._wide(k, q)) * scale
+        return scores.masked_fill(~mask, -torch.inf)
+
+    @staticmethod
+    def _pairs(sequences: Sequences) -> list[tuple[slice, slice, Tensor]]:
+        pairs = []
+        cu_q, cu_k = sequences.cu_q.tolist(), sequences.cu_k.tolist()
+        for i in range(len(cu_q) - 1):
+            num_q, num_k = cu_q[i + 1] - cu_q[i], cu_k[i + 1] - cu_k[i]
+            assert num_q <= sequences.max_q
+            assert num_k <= sequences.max_k
+            back = torch.arange(num_q)[:, None] + num_k - num_q - torch.arange(num_k)
+            mask = torch.ones(num_q, num_k, dtype=torch.bool)
+            mask &= (back <= sequences.left) | (sequences.left < 0)
+            mask &= (back >= 0) | (sequences.right < 0)
+            pairs.append((slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1]), mask))
+        return pairs
+
+
+class Lab:
+    """Builds cases, runs them and compares."""
+
+    def case(
+        self,
+        layout: SequenceLayout,
+        *,
+        heads: tuple[int, int] = (4, 2),
+        dim: int = 8,
+        value_dim: int | None = None,
+        sink: float | str | None = "random",
+        lse_grad: bool = True,
+        token_major: bool = True,
+        seed: int = 0,
+    ) -> Case:
+        """A random fp64 case.
+
+        Args:
+            layout: the layout.
+            heads: (query heads, key heads).
+            dim: head dimension of queries and keys.
+            value_dim: of values; None means ``dim``.
+            sink: "random", one value for all heads, or None for no sink.
+            lse_grad: whether a gradient comes in through the log-sum-exp.
+            token_major: memory layout, as a linear layer leaves it; False means heads outside tokens.
+            seed: of the random numbers.
+        """
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*size: int) -> Tensor:
+            return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+        def tokens(num_heads: int, length: int, width: int) -> Tensor:
+            x = draw(layout.batch, length, num_heads, width).transpose(1, 2)
+            return x if token_major else x.contiguous()
+
+        logits = draw(heads[0])
+        if sink is None:
+            sink_logits = None
+        else:
+            sink_logits = logits if isinstance(sink, str) else torch.full_like(logits, sink)
+        wide = dim if value_dim is None else value_dim
+        return Case(
+            layout=layout,
+            query=tokens(heads[0], layout.num_queries, dim),
+            key=tokens(heads[1], layout.num_keys, dim),
+            value=tokens(heads[1], layout.num_keys, wide),
+            sink_logits=sink_logits,
+            grad=tokens(heads[0], layout.num_queries, wide),
+            grad_lse=draw(layout.batch, heads[0], layout.num_queries) if lse_grad else None,
+        )
+
+    def results(self, run: Run, case: Case, **options: Any) -> Results:
+        """Outputs and all gradients of ``run(query, key, value, sink_logits, layout=..., **options)``."""
+        names = ["query", "key", "value"] + ["sink_logits"] * (case.sink_logits is not None)
+        inputs = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
+        out, lse = run(*inputs.values(), *[None] * (4 - len(inputs)), layout=case.layout, **options)
+        loss = (out * case.grad).sum()
+        if case.grad_lse is not None:
+            loss = loss + (lse.masked_fill(lse == -torch.inf, 0.0) * case.grad_lse).sum()
+        loss.backward()
+        grads = {f"d_{name}": x.grad for name, x in inputs.items() if x.grad is not None}
+        assert len(grads) == len(inputs)
+        return {"out": out.detach(), "lse": lse.detach(), **grads}
+
+    def reference(self, case: Case, **options: Any) -> Results:
+        """The specification's results."""
+        return self.results(self.run_reference, case, **options)
+
+    @staticmethod
+    def run_reference(
+        query: Tensor, key: Tensor, value: Tensor, sink_logits: Tensor | None, *, layout: SequenceLayout, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """reference.py over the dense mask."""
+        seen = dense_mask(layout, num_heads=query.shape[1], **options)
+        return reference_attention(query, key, value, sink_logits, seen, scale=query.shape[-1] ** -0.5)
+
+    @staticmethod
+    def run_varlen(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sink_logits: Tensor | None,
+        *,
+        layout: SequenceLayout,
+        window: int | None = None,
+        num_sink_tokens: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """The CUDA flash path with its kernel emulated."""
+        plan = build_varlen_plan(layout, device=query.device, window=window, num_sink_tokens=num_sink_tokens)
+        engine = VarlenEngine(plan, PackedKernel(), query.shape[-1] ** -0.5)
+        return sink_attention_through(engine, query, key, value, sink_logits)
+
+    @staticmethod
+    def run_flex(
+        query: Tensor, key: Tensor, value: Tensor, sink_logits: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The flex path, differentiated on CPU with torch's refusal taken out."""
+        settings = {"window": None, "num_sink_tokens": 0, "mask_mod": None} | options
+        with mock.patch("torch.nn.attention.flex_attention._validate_device"):
+            return flex_sink_attention(
+                query, key, value, sink_logits, scale=query.shape[-1] ** -0.5, **settings
+            )
+
+    def errors(self, actual: Results, expected: Results) -> dict[str, float]:
+        """Largest error of each result relative to its largest entry (or to 0.01, where a gradient vanishes)."""
+        errors = {}
+        for name, wanted in expected.items():
+            got = actual[name].to(wanted.dtype)
+            unseen = wanted == -torch.inf
+            assert torch.equal(got == -torch.inf, unseen), name
+            scale = max(float(wanted.masked_fill(unseen, 0.0).abs().max()), 1e-2)
+            difference = (got - wanted).masked_fill(unseen, 0.0)
+            errors[name] = float(difference.abs().max()) / scale
+        return errors
+
+    def assert_close(self, actual: Results, expected: Results, tolerance: float) -> None:
+        """Fail with all errors when one is above ``tolerance`` or NaN."""
+        errors = self.errors(actual, expected)
+        assert all(error <= tolerance for error in errors.values()), errors
+
+
+@pytest.fixture
+def lab() -> Lab:
+    """Tools to build, run and compare cases."""
+    return Lab()

@@ -1,6 +1,6 @@
-"""A whole train step of the tiny policy on one GRPO group: shared prefix held once, against separate rows.
+"""A whole train step of the tiny policy on GRPO groups: shared prefixes held once, against separate rows.
 
-    python benchmarks/prefix_tree_step.py [--group 8] [--prefix 4096] [--response 512] [--repeats 3]
+    python benchmarks/prefix_tree_step.py [--tasks 1] [--group 8] [--prefix 4096] [--response 512] [--repeats 3]
 
 Both ways run in turns within one process: forward, chunked logprobs, GRPO loss, backward, AdamW step, with sinks,
 sliding and full layers on. Separate rows are measured in both shapes they could take, one microbatch a trajectory and
@@ -29,7 +29,6 @@ from sinkflex.attention import hf
 from sinkflex.models.tiny import TinyShape, build_tiny_model
 from sinkflex.rollout.packing import PackedRow, PackingPlan, pack, plan_packing
 
-RESULT = Path(__file__).parent / "results" / "prefix_tree_step.json"
 VOCAB = 1024
 NEVER = 2.0
 SHARED = "shared prefix"
@@ -41,8 +40,12 @@ class Row:
     loss_mask: tuple[bool, ...]
 
 
-def make_group(group: int, prefix: int, response: int) -> list[Row]:
+def make_groups(tasks: int, group: int, prefix: int, response: int) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
+    return [row for _ in range(tasks) for row in make_group(generator, group, prefix, response)]
+
+
+def make_group(generator: torch.Generator, group: int, prefix: int, response: int) -> list[Row]:
     prompt = torch.randint(VOCAB, (prefix,), generator=generator).tolist()
     mask = (False,) * prefix + (True,) * response
     return [
@@ -111,16 +114,18 @@ class Step:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--tasks", type=int, default=1)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--prefix", type=int, default=4096)
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--write", type=Path, help="folder that gets prefix_tree_step.json")
     options = parser.parse_args(argv)
-    rows = make_group(options.group, options.prefix, options.response)
+    rows = make_groups(options.tasks, options.group, options.prefix, options.response)
     longest, everything = options.prefix + options.response, sum(len(row.ids) for row in rows)
     plans = {
-        SHARED: plan_packing(rows, token_budget=everything),
+        SHARED: plan_packing(rows, token_budget=everything, pays_from=0.0, min_saved_tokens=1),
         "separate, one microbatch each": plan_packing(rows, token_budget=longest, pays_from=NEVER),
         "separate, one microbatch": plan_packing(rows, token_budget=everything, pays_from=NEVER),
     }
@@ -135,8 +140,7 @@ def main(argv: Sequence[str]) -> int:
         {name: statistics.median(t[kind] for t in times) for name, times in seconds.items()} for kind in (0, 1)
     )
     result = {
-        "command": f"python benchmarks/prefix_tree_step.py --group {options.group} --prefix {options.prefix} "
-        f"--response {options.response} --window {options.window} --repeats {options.repeats}",
+        "command": " ".join(["python benchmarks/prefix_tree_step.py", *argv]),
         "median_wall_seconds": wall,
         "median_cpu_seconds": cpu,
         "speedup_wall": speedup(wall),
@@ -148,13 +152,13 @@ def main(argv: Sequence[str]) -> int:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg()[0],
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(plans[SHARED].describe())
     for name in plans:
         print(f"{name:32} {wall[name]:7.2f} s wall {cpu[name]:7.2f} s CPU a step")
     print(f"speed-up {result['speedup_wall']:.2f}x wall, {result['speedup_cpu']:.2f}x CPU")
-    print(f"gradients differ by {error:.1e}; written to {RESULT.parent.name}/{RESULT.name}")
+    print(f"gradients differ by {error:.1e}")
+    if options.write is not None:
+        (options.write / "prefix_tree_step.json").write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 

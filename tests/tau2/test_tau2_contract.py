@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -97,6 +98,16 @@ def test_equal_seeds_draw_equal_tasks_and_equal_group_seeds_give_equal_users(mak
         env.reset(options={"task_id": "3", "group_seed": seed})[1]["messages"][-1].content for seed in range(12)
     }
     assert len(openings) > 1, "the user's wording follows the group seed"
+
+
+def test_an_environment_pickles_as_what_it_was_made_with() -> None:
+    env = Tau2Env(domain="mock", split="base", prompt="brief", max_steps=7)
+    env.reset(seed=0)
+    again = pickle.loads(pickle.dumps(env))
+    assert again.reset(seed=3) == env.reset(seed=3)
+    for _ in range(7):
+        _, _, _, truncated, _ = again.step("[")
+    assert truncated
 
 
 def test_info_objects_are_fresh(make_env: Callable[..., Tau2Env]) -> None:

@@ -1,19 +1,13 @@
 """KL divergence to a reference policy, estimated from the sampled tokens alone.
 
-With ``d = logprob - ref_logprob`` of a token sampled from the policy (Schulman, "Approximating KL
-divergence", 2020):
+With ``d = logprob - ref_logprob`` of a token sampled from the policy (Schulman, "Approximating KL divergence",
+2020),
+the value, and the gradient that it has in expectation when the estimate is *added to the loss*:
 
-====  ========================
-================================================================================== name  value
-    expected gradient when the estimate is *added to the loss* (on-policy) ====  ========================
-    ==================================================================================
-k1    d                         zero: E[grad logprob] = 0. Useful as a penalty inside the reward, not as a
-loss. k2    d² / 2                    that of KL(policy || ref), the one usually meant.
-k3    exp(-d) - 1 + d           that of KL(ref || policy). Its *value* estimates KL(policy || ref), never
-negative,
-                                with less variance than k1.
-====  ========================
-==================================================================================
+- k1: ``d``. Gradient zero, since E[grad logprob] = 0. Useful as a penalty inside the reward, not as a loss.
+- k2: ``d² / 2``. Gradient of KL(policy || ref), the one usually meant.
+- k3: ``exp(-d) - 1 + d``. Gradient of KL(ref || policy). Its *value* estimates KL(policy || ref), is never
+negative, and   varies less than k1.
 
 So GRPO's k3 term pulls the policy to cover the reference, while k2 is the gradient of the reverse KL that the
 formula names; near the reference both agree to first order. Temperature enters ``logprobs`` and

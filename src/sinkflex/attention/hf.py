@@ -10,7 +10,9 @@ for (shared prefixes) goes in as ``model(..., position_ids=layout.q_position, la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -18,12 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from sinkflex.attention.api import sink_attention
+from sinkflex.attention.diagnostics import SinkStatistics, sink_statistics
 from sinkflex.attention.hf_masks import LayerMask, sinkflex_mask
 from sinkflex.attention.layout import SequenceLayout
 from sinkflex.attention.reference import reference_attention
 from sinkflex.errors import AttentionError, UnsupportedError
 
 _T = TypeVar("_T")
+
+_RECORD: ContextVar[dict[int, SinkStatistics] | None] = ContextVar("sinkflex_record", default=None)
 
 IMPLEMENTATIONS: dict[str, str] = {
     "sinkflex": "auto",
@@ -57,6 +62,22 @@ def register() -> None:
     for name, impl in IMPLEMENTATIONS.items():
         AttentionInterface.register(name, _outside_graphs(_attention_function(name, impl)))
         AttentionMaskInterface.register(name, _outside_graphs(sinkflex_mask))
+
+
+@contextmanager
+def record_sinks() -> Iterator[dict[int, SinkStatistics]]:
+    """Collect what the sinks of a model do, for a trainer's log.
+
+    Yields:
+        A dict that fills as layers run inside the block: layer index to its statistics. A later forward replaces an
+        earlier one. Layers without sinks, and those with a dense mask, are not in it.
+    """
+    record: dict[int, SinkStatistics] = {}
+    token = _RECORD.set(record)
+    try:
+        yield record
+    finally:
+        _RECORD.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +120,7 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
                     f"num_sink_tokens={num_sink_tokens} needs the first keys, which this sliding cache has dropped; "
                     "use a cache without eviction (DynamicCache() without a config)"
                 )
+            record = _RECORD.get() if sinks is not None else None
             result = sink_attention(
                 query,
                 key,
@@ -110,8 +132,14 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
                 mask_mod=mask_mod,
                 scale=scale,
                 impl=impl,
+                return_lse=record is not None,
             )
-            out = result[0] if isinstance(result, tuple) else result
+            if isinstance(result, tuple):
+                out, lse = result
+                if record is not None and sinks is not None:
+                    record[getattr(module, "layer_idx", len(record))] = sink_statistics(lse, sinks, layout=seen.layout)
+            else:
+                out = result
         return out.transpose(1, 2).contiguous(), None
 
     attention.__name__ = attention.__qualname__ = name

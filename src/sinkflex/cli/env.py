@@ -30,16 +30,17 @@ EnvId = Annotated[str, typer.Argument(metavar="ID", help="A registered id, for e
 @app.command("list")
 def list_environments() -> None:
     """List the registered environments with their tasks and tools."""
-    table = Table("id", "tiers", "tasks (train/test)", "tools (agent/user)", "dual control")
+    table = Table()
+    for heading in ("id", "tiers", "tasks (train/test)", "tools (agent/user)"):
+        table.add_column(heading, no_wrap=True)
     for env_id, name in ENV_IDS.items():
         domain = get_domain(name)
         counts = "/".join(str(len(domain.task_ids(split))) for split in ("train", "test"))
         tools = f"{len(domain.agent_tools.tools)}/{len(domain.user_tools.tools)}"
-        table.add_row(env_id, ", ".join(domain.tiers), counts, tools, "yes" if domain.user_tools.tools else "no")
+        table.add_row(env_id, ", ".join(domain.tiers), counts, tools)
     installed = importlib.util.find_spec("tau2") is not None
-    note = "τ²-bench's own" if installed else "needs sinkflex[tau2]"
     for env_id in TAU2_IDS:
-        table.add_row(env_id, "tau2", note, note, "yes" if "Telecom" in env_id else "no")
+        table.add_row(env_id, "tau2", "τ²-bench's own" if installed else "needs sinkflex[tau2]", "")
     Console().print(table)
 
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
-from sinkflex.envs import session
 from sinkflex.envs.tools import Side, Toolkit
 from sinkflex.envs.world import World
-from sinkflex.errors import EnvError, TaskError, unknown_name
+from sinkflex.errors import TaskError, unknown_name
 from sinkflex.types import JSONValue, Message, Role, ToolCall
 
 if TYPE_CHECKING:
@@ -175,16 +174,6 @@ class Domain(ABC, Generic[TaskT]):
             raise TaskError(unknown_name(f"{self.name} tier", tier, self.tiers))
         tiers = self.tiers if tier is None else (tier,)
         return tuple(task_id for name in tiers for task_id in self.tier_task_ids(split, name))
-
-    def breach(self, world: World, code: str) -> None:
-        """Record that the agent broke a rule.
-
-        Raises:
-            EnvError: the code is not one of ``rules``.
-        """
-        if code not in self.rules:
-            raise EnvError(unknown_name(f"{self.name} rule", code, self.rules))
-        session.add_breach(world, code)
 
 
 def say(text: str) -> Message:

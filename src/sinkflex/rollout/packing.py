@@ -26,8 +26,9 @@ from sinkflex.rollout.prefix_tree import PrefixTree, SortedSequences, Tokens, bu
 MIN_SAVED_TOKENS = 64
 """Fewest tokens a branching must save: below that the extra kernel calls of a node cost more than its tokens."""
 
-PAYS_FROM = 0.05
-"""Share of tokens that prefix sharing must save to be used at all; see ``benchmarks/prefix_tree_step.py``."""
+PAYS_FROM = 0.1
+"""Share of tokens that prefix sharing must save to be used at all. With short rows, where a node's overhead weighs
+most, it breaks even at 6 % (``benchmarks/prefix_tree_step.py --tasks 8 --prefix 8 --response 120``)."""
 
 
 @runtime_checkable

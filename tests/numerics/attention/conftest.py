@@ -68,6 +68,12 @@ def layout(request: pytest.FixtureRequest) -> SequenceLayout:
     return LAYOUTS[request.param]()
 
 
+@pytest.fixture
+def layouts() -> dict[str, Callable[[], SequenceLayout]]:
+    """Builders of every kind of layout, by name."""
+    return LAYOUTS
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Inputs and upstream gradients for one layout."""

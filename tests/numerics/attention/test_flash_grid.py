@@ -18,12 +18,12 @@ def _flash(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("window", "num_sink_tokens"), [(None, 0), (1, 0), (7, 0), (32, 0), (33, 0), (128, 0), (7, 3), (20, 25)]
+    ("window", "num_sink_tokens"), [(None, 0), (1, 0), (33, 0), (7, 3), (20, 25)]
 )
 def test_every_layout_and_window(
     lab: Any, layout: SequenceLayout, window: int | None, num_sink_tokens: int
 ) -> None:
-    for heads, token_major in (((2, 2), True), ((4, 2), False), ((4, 1), True)):
+    for heads, token_major in (((4, 2), True), ((2, 2), False)):
         case = lab.case(layout, heads=heads, token_major=token_major)
         options = {"window": window, "num_sink_tokens": num_sink_tokens}
         lab.assert_close(lab.results(_flash, case, **options), lab.reference(case, **options), TOLERANCE)
@@ -31,11 +31,10 @@ def test_every_layout_and_window(
 
 @pytest.mark.parametrize("sink", [None, 30.0, -30.0, float("-inf")])
 @pytest.mark.parametrize("window", [None, 5])
-def test_every_layout_and_sink(
-    lab: Any, layout: SequenceLayout, window: int | None, sink: float | None
-) -> None:
+@pytest.mark.parametrize("kind", ["both_and_empty", "cached_one", "depth_4", "documents", "ragged_few"])
+def test_sinks(lab: Any, layouts: Any, kind: str, window: int | None, sink: float | None) -> None:
     for lse_grad in (True, False):
-        case = lab.case(layout, sink=sink, lse_grad=lse_grad)
+        case = lab.case(layouts[kind](), heads=(4, 1), sink=sink, lse_grad=lse_grad)
         options = {"window": window}
         lab.assert_close(lab.results(_flash, case, **options), lab.reference(case, **options), TOLERANCE)
 

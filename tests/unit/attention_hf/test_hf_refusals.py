@@ -219,6 +219,20 @@ def test_num_sink_tokens_reach_every_layer() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
+def test_recorded_sink_mass_is_what_eagers_weights_leave_over() -> None:
+    model, ids = tiny(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
+    with hf.record_sinks() as record:
+        model(ids, attention_mask=mask, use_cache=False)
+    model(ids, use_cache=False)  # outside the block: changes nothing
+    model.set_attn_implementation("eager")
+    weights = model(ids, attention_mask=mask, use_cache=False, output_attentions=True).attentions
+    assert sorted(record) == [0, 1, 2, 3]
+    for layer, seen in record.items():
+        left_over = 1.0 - weights[layer][0, :, 2:].sum(-1).mean(-1)
+        torch.testing.assert_close(seen.sink_mass, left_over.detach(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's, while tracing
 def test_compiled_models_give_the_same() -> None:
     model, ids = tiny(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])

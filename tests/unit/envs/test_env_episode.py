@@ -190,12 +190,6 @@ def test_a_component_outside_the_unit_interval_is_refused() -> None:
         episode.outcome()
 
 
-def test_an_undeclared_rule_is_refused() -> None:
-    episode = start()
-    with pytest.raises(EnvError, match=r"unknown mock rule 'unasked_main'.*Did you mean 'unasked_mains'"):
-        episode.domain.breach(episode.world, "unasked_main")
-
-
 def test_the_transcript_holds_both_sides_calls() -> None:
     episode = start()
     episode.act(tell("please turn the switch on"))

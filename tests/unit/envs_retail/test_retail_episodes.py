@@ -82,7 +82,7 @@ def test_a_stray_request_left_open_is_graded(env: Env, pick_task: Picker) -> Non
 
 
 def test_the_customer_must_be_told(env: Env, pick_task: Picker) -> None:
-    for task in (pick_task("cancel"), pick_task("cancel", twist="too_late")):
+    for task in (pick_task("cancel"), pick_task("refund", twist="too_late")):
         env.reset(options={"task_id": task.task_id, "group_seed": 0})
         world = env.unwrapped.episode.world
         if task.wishes[0].possible:

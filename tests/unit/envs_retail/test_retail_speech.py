@@ -130,7 +130,7 @@ def test_the_user_acts_on_the_device_only_as_told(pick_task: Picker) -> None:
     cancel = pick_task("cancel")
     check = ToolCall(name="check_order", arguments={"order_id": cancel.wishes[0].order_id})
     assert answer(cancel, f"order {cancel.wishes[0].order_id} is cancelled").tool_calls == (check,)
-    late = pick_task("cancel", twist="too_late")
+    late = pick_task("cancel", twist="too_late", tier="medium")
     check = ToolCall(name="check_order", arguments={"order_id": late.wishes[0].order_id})
     assert answer(late, "i can't cancel it, it is shipped").tool_calls == (check,)
 

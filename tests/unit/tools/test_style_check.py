@@ -58,6 +58,8 @@ def test_each_breach_is_found(style, tmp_path, name, text, finding):
     [
         ("src/a.py", "x = 1\n" * 399),
         ("src/a.py", function(60)),
+        ("src/a.py", function(60).replace(":\n", ':\n    """Long\n    story."""\n', 1)),
+        ("src/sinkflex/attention/api.py", function(2, name="sink_attention", parameters="a, b, c, d, e, f, g, h, i")),
         ("src/a.py", function(2, parameters="self, a, b, c, d, e, f, g, h")),
         ("src/a.py", function(2, name="_inner", parameters="a, b, c, d, e, f, g, h, i")),
         ("tests/test_a.py", function(80, parameters="a, b, c, d, e, f, g, h, i")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -82,6 +83,18 @@ class Tau2Env(gymnasium.Env[str, str]):
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise EnvError(unknown_name("render_mode", render_mode, self.metadata["render_modes"]))
         self._budget = Budget(max_steps=max_steps, max_invalid_actions=max_invalid_actions)
+        self._arguments = {
+            "domain": domain,
+            "split": split,
+            "user": user,
+            "user_options": user_options,
+            "action_format": action_format,
+            "prompt": prompt,
+            "max_steps": max_steps,
+            "max_invalid_actions": max_invalid_actions,
+            "judge": judge,
+            "render_mode": render_mode,
+        }
         self.domain = load_domain(domain)
         self.domain.task_ids(split)
         self.split = split
@@ -98,6 +111,10 @@ class Tau2Env(gymnasium.Env[str, str]):
         self._shown = 0
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as what the environment was made with; a running episode is not kept."""
+        return partial(type(self), **self._arguments), ()
 
     def task_ids(self, split: str, tier: str | None = None) -> tuple[str, ...]:
         """Return the ids of a split in the package's order.

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def play_wrapper(domain: str, task_id: str, actions: list[str], user_turns: list
     turns = iter(user_turns)
 
     def next_turn(user: Any, message: Any, state: Any) -> tuple[Any, Any]:
-        return next(turns, None) or _farewell(user_turns), state
+        turn = next(turns, None) or _farewell(user_turns)
+        # The package sorts a trajectory by wall clock, so a recorded message must look as if it were said now.
+        return turn.model_copy(update={"timestamp": datetime.now().isoformat()}), state
 
     wrapper.UserSimulator.generate_next_message = next_turn
     env.reset()

@@ -108,9 +108,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, sink_logits: Tenso
             f"key {tuple(key.shape)} and value {tuple(value.shape)} must agree in batch, heads and tokens"
         )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise AttentionError(
-            f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch and head dim"
-        )
+        raise AttentionError(f"query {tuple(query.shape)} and key {tuple(key.shape)} must agree in batch and head dim")
     heads, key_heads = query.shape[1], key.shape[1]
     if heads % key_heads:
         raise AttentionError(f"query has {heads} heads, no multiple of key's {key_heads}; see grouped-query attention")
@@ -137,9 +135,7 @@ def _check_layout(layout: SequenceLayout, query: Tensor, key: Tensor) -> None:
     expected = (query.shape[0], query.shape[2], key.shape[2])
     got = (layout.batch, layout.num_queries, layout.num_keys)
     if got != expected:
-        raise AttentionError(
-            f"layout describes (batch, queries, keys) = {got}, but query and key have {expected}"
-        )
+        raise AttentionError(f"layout describes (batch, queries, keys) = {got}, but query and key have {expected}")
     if layout.device != query.device:
         raise AttentionError(
             f"layout is on {layout.device} and query on {query.device}; move it once per batch with layout.to(device)"

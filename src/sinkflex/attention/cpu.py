@@ -85,9 +85,7 @@ class CpuEngine:
             part_grad, part_q, part_out = (x.read(call.q) for x in q_side)
             part_k, part_v = (x.read(call.k) for x in k_side)
             part_lse = read_lse(call.q, flat_lse)
-            parts = _attend_backward(
-                call, part_grad, part_q, part_k, part_v, part_out, part_lse, self.scale
-            )
+            parts = _attend_backward(call, part_grad, part_q, part_k, part_v, part_out, part_lse, self.scale)
             for rows, total, part in zip((call.q, call.k, call.k), grads, parts, strict=True):
                 rows.add(total, part.transpose(1, 2))
         return tuple(  # type: ignore[return-value]

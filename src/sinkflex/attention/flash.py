@@ -84,9 +84,7 @@ def flash_attention(
         )
         engine = CpuEngine(plan, scale)
     else:
-        varlen = build_varlen_plan(
-            layout, device=query.device, window=window, num_sink_tokens=num_sink_tokens
-        )
+        varlen = build_varlen_plan(layout, device=query.device, window=window, num_sink_tokens=num_sink_tokens)
         engine = VarlenEngine(varlen, kernel_for(query.device), scale)
     return sink_attention_through(engine, query, key, value, sink_logits)
 
@@ -189,9 +187,7 @@ def _backward_with_lse(
     return grads[0][..., :dim], grads[1][..., :dim], grads[2][..., :dim]
 
 
-def _sink_gradient(
-    grad: Tensor, grad_lse: Tensor | None, sink_logits: Tensor, out: Tensor, lse: Tensor
-) -> Tensor:
+def _sink_gradient(grad: Tensor, grad_lse: Tensor | None, sink_logits: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     """ds_h = -sum over b, t of exp(s_h - l') * (rowsum(dO * O') - dlse)."""
     delta = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype))
     if grad_lse is not None:

@@ -130,9 +130,7 @@ def build_block_mask(
     return build() if mask_mod is not None else layout.cached(("flex", window, num_sink_tokens), build)
 
 
-def _build(
-    layout: SequenceLayout, window: int | None, num_sink_tokens: int, mask_mod: MaskMod | None
-) -> BlockMask:
+def _build(layout: SequenceLayout, window: int | None, num_sink_tokens: int, mask_mod: MaskMod | None) -> BlockMask:
     num_queries, num_keys = bucket(layout.num_queries), bucket(layout.num_keys)
     alike = mask_mod is None and _rows_alike(layout)
     rows = slice(0, 1) if alike else slice(None)
@@ -146,9 +144,7 @@ def _build(
         pad(layout.enter, num_keys, -1),
         pad(layout.exit, num_keys, -1),
     )
-    possible, full = _block_visibility(
-        (q_position, q_enter), (position, enter, leave), window, num_sink_tokens
-    )
+    possible, full = _block_visibility((q_position, q_enter), (position, enter, leave), window, num_sink_tokens)
     if mask_mod is not None:
         full = torch.zeros_like(full)
     mask = _layout_mask_mod(

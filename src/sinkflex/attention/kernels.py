@@ -87,9 +87,7 @@ class TorchFlash:
 
     name = "torch's CUDA flash kernel"
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`VarlenKernel`."""
         s = sequences
         out, lse = torch.ops.aten._flash_attention_forward(
@@ -157,9 +155,7 @@ class FlashAttn2:
 
         self._module: Any = flash_attn_interface
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`VarlenKernel`."""
         s = sequences
         out, lse = self._module._flash_attn_varlen_forward(
@@ -226,9 +222,7 @@ class FlashAttn3:
 
         self._module: Any = flash_attn_interface
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`VarlenKernel`."""
         s = sequences
         out, lse = self._module._flash_attn_forward(

@@ -172,9 +172,7 @@ def _window_call(call: WindowCall, layout: SequenceLayout, device: torch.device)
     )
 
 
-def _cache_call(
-    layout: SequenceLayout, device: torch.device, window: int | None, num_sink_tokens: int
-) -> Call:
+def _cache_call(layout: SequenceLayout, device: torch.device, window: int | None, num_sink_tokens: int) -> Call:
     """A few queries of each row against its cache, or against the part of it that a window can reach."""
     seen = visible(layout.to(device), window=window, num_sink_tokens=num_sink_tokens)
     grid = np.arange(layout.batch * layout.num_keys).reshape(layout.batch, layout.num_keys)

@@ -117,9 +117,7 @@ def _blocks(strip: _Strip, window: int, block: int, halo: int) -> WindowCall:
     return WindowCall(q_index=strip.queries.reshape(-1, block), k_index=keys, hidden=~seen)
 
 
-def _strips(
-    layout: SequenceLayout, nodes: Sequence[Node], window: int, block: int, halo: int
-) -> Iterator[_Strip]:
+def _strips(layout: SequenceLayout, nodes: Sequence[Node], window: int, block: int, halo: int) -> Iterator[_Strip]:
     """Neighbouring whole documents share a strip; any other node with queries has its own."""
     run: list[Node] = []
     for i, node in enumerate(nodes):
@@ -160,9 +158,7 @@ def path_end(nodes: Sequence[Node], index: int, own: int, count: int) -> list[No
     return runs[::-1]
 
 
-def _strip(
-    layout: SequenceLayout, run: Sequence[Node], before: Sequence[Node], block: int, halo: int
-) -> _Strip:
+def _strip(layout: SequenceLayout, run: Sequence[Node], before: Sequence[Node], block: int, halo: int) -> _Strip:
     """Lay out ``run`` (the queries) after ``before`` (keys only, of the same document)."""
     length = sum(node.length for node in run)
     size = -(-length // block) * block

@@ -30,18 +30,17 @@ EnvId = Annotated[str, typer.Argument(metavar="ID", help="A registered id, for e
 @app.command("list")
 def list_environments() -> None:
     """List the registered environments with their tasks and tools."""
-    table = Table()
-    for heading in ("id", "tiers", "tasks (train/test)", "tools (agent/user)"):
-        table.add_column(heading, no_wrap=True)
+    installed = importlib.util.find_spec("tau2") is not None
+    rows = [("id", "tiers", "tasks train/test", "tools agent/user")]
     for env_id, name in ENV_IDS.items():
         domain = get_domain(name)
         counts = "/".join(str(len(domain.task_ids(split))) for split in ("train", "test"))
         tools = f"{len(domain.agent_tools.tools)}/{len(domain.user_tools.tools)}"
-        table.add_row(env_id, ", ".join(domain.tiers), counts, tools)
-    installed = importlib.util.find_spec("tau2") is not None
-    for env_id in TAU2_IDS:
-        table.add_row(env_id, "tau2", "τ²-bench's own" if installed else "needs sinkflex[tau2]", "")
-    Console().print(table)
+        rows.append((env_id, ", ".join(domain.tiers), counts, tools))
+    rows += [(env_id, "tau2", "τ²-bench's own" if installed else "needs sinkflex[tau2]", "") for env_id in TAU2_IDS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command("check")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -40,18 +40,9 @@ class WarmstartSection(Section):
     cache_dir: str | None = None
     """Where warm starts are kept. Unset: ``~/.cache/sinkflex``."""
 
-    target_score: float | None = Field(default=None, gt=0, le=1)
-    """Stop early once sampled training tasks reach this mean score. Unset: all ``steps`` are done."""
-
 
 class RolloutSection(Section):
     """How episodes are sampled."""
-
-    engine: Literal["local", "vllm"] = "local"
-    """``local`` runs the training weights themselves; ``vllm`` an engine synchronised after each step."""
-
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments for the engine."""
 
     slots: int = Field(default=128, ge=1)
     """Episodes in flight at once; each holds its K/V between turns."""

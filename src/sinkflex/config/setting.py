@@ -63,8 +63,7 @@ class EnvSection(Section):
     ``threads`` gives each its own worker (right when a step waits on a network)."""
 
     step_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds a reset or a step may take before the episode is given up as failed (never as reward 0).
-    Enforced with ``mode = "threads"``; inline steps cannot be interrupted."""
+    """Seconds a reset or a step may take before the episode is given up as failed (never as reward 0)."""
 
 
 class TinySection(Section):

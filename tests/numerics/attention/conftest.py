@@ -105,9 +105,7 @@ class PackedKernel:
 
     name = "emulated"
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float) -> tuple[Tensor, Tensor]:
         """Queries without keys get lse +inf, as flash-attn gives them."""
         out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), torch.inf)
         assert (int(sequences.cu_q[-1]), int(sequences.cu_k[-1])) == (len(q), len(k))
@@ -204,17 +202,14 @@ class Lab:
             return x if token_major else x.contiguous()
 
         logits = draw(heads[0])
-        if sink is None:
-            sink_logits = None
-        else:
-            sink_logits = logits if isinstance(sink, str) else torch.full_like(logits, sink)
+        constant = logits if sink is None or isinstance(sink, str) else torch.full_like(logits, sink)
         wide = dim if value_dim is None else value_dim
         return Case(
             layout=layout,
             query=tokens(heads[0], layout.num_queries, dim),
             key=tokens(heads[1], layout.num_keys, dim),
             value=tokens(heads[1], layout.num_keys, wide),
-            sink_logits=sink_logits,
+            sink_logits=None if sink is None else constant,
             grad=tokens(heads[0], layout.num_queries, wide),
             grad_lse=draw(layout.batch, heads[0], layout.num_queries) if lse_grad else None,
         )
@@ -267,9 +262,7 @@ class Lab:
         """The flex path, differentiated on CPU with torch's refusal taken out."""
         settings = {"window": None, "num_sink_tokens": 0, "mask_mod": None} | options
         with mock.patch("torch.nn.attention.flex_attention._validate_device"):
-            return flex_sink_attention(
-                query, key, value, sink_logits, scale=query.shape[-1] ** -0.5, **settings
-            )
+            return flex_sink_attention(query, key, value, sink_logits, scale=query.shape[-1] ** -0.5, **settings)
 
     def errors(self, actual: Results, expected: Results) -> dict[str, float]:
         """Largest error of each result relative to its largest entry (or to 0.01, where a gradient vanishes)."""

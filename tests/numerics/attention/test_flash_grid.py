@@ -17,12 +17,8 @@ def _flash(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-@pytest.mark.parametrize(
-    ("window", "num_sink_tokens"), [(None, 0), (1, 0), (33, 0), (7, 3), (20, 25)]
-)
-def test_every_layout_and_window(
-    lab: Any, layout: SequenceLayout, window: int | None, num_sink_tokens: int
-) -> None:
+@pytest.mark.parametrize(("window", "num_sink_tokens"), [(None, 0), (1, 0), (33, 0), (7, 3), (20, 25)])
+def test_every_layout_and_window(lab: Any, layout: SequenceLayout, window: int | None, num_sink_tokens: int) -> None:
     for heads, token_major in (((4, 2), True), ((2, 2), False)):
         case = lab.case(layout, heads=heads, token_major=token_major)
         options = {"window": window, "num_sink_tokens": num_sink_tokens}
@@ -84,9 +80,7 @@ def test_chunked_layout_is_the_chunked_mask(lab: Any) -> None:
     layout = SequenceLayout.from_prefix_tree([30, 10, 12, 5], [-1, 0, 0, 1])
     case = lab.case(layout)
     split = lab.case(layout.chunked(16))
-    lab.assert_close(
-        lab.results(_flash, split), lab.reference(case, mask_mod=chunked_local(layout, 16)), TOLERANCE
-    )
+    lab.assert_close(lab.results(_flash, split), lab.reference(case, mask_mod=chunked_local(layout, 16)), TOLERANCE)
 
 
 def test_scale_and_expanded_gradient() -> None:
@@ -104,9 +98,7 @@ def test_gradient_through_lse_alone(lab: Any) -> None:
     case = lab.case(SequenceLayout.from_prefix_tree([9, 4, 5], [-1, 0, 0]))
     grads = []
     for impl in ("reference", "flash"):
-        leaves = [
-            x.detach().clone().requires_grad_() for x in (case.query, case.key, case.value, case.sink_logits)
-        ]
+        leaves = [x.detach().clone().requires_grad_() for x in (case.query, case.key, case.value, case.sink_logits)]
         _, lse = sink_attention(*leaves, layout=case.layout, window=3, impl=impl, return_lse=True)
         (lse * case.grad_lse).sum().backward()
         grads.append([x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves])

@@ -20,9 +20,7 @@ def test_hand_case() -> None:
     value = torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64).view(1, 1, 3, 1)
     sink = torch.tensor([4.0], dtype=torch.float64).log()
     for impl in ("reference", "flash"):
-        out, lse = sink_attention(
-            torch.ones_like(key), key, value, sink, scale=1.0, impl=impl, return_lse=True
-        )
+        out, lse = sink_attention(torch.ones_like(key), key, value, sink, scale=1.0, impl=impl, return_lse=True)
         assert out.flatten().tolist() == pytest.approx([2.0, 50 / 7, 14.0], rel=1e-14)
         assert lse.flatten().tolist() == pytest.approx([math.log(5), math.log(7), math.log(10)], rel=1e-14)
 

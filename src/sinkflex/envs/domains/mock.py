@@ -18,7 +18,7 @@ from sinkflex.envs.world import World
 from sinkflex.errors import TaskError, unknown_name
 from sinkflex.types import JSONObject, Message, ToolCall
 
-_POLICY = "You look after lamps. Read the mains first. Ask before you turn the mains on. Have the user look at the lamp."
+_POLICY = "You look after lamps. Read the mains first. Ask before you turn them on. Have the user look at the lamp."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ from sinkflex.envs.world import World
 from sinkflex.errors import ToolError
 from sinkflex.types import JSONObject
 
-
 SWITCH_NAMES = {"airplane": "airplane mode", "data": "mobile data", "roaming": "roaming", "vpn": "vpn"}
 """What the phone calls its switches."""
 

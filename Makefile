@@ -36,7 +36,8 @@ check: $(VENV)/.dev-installed
 	$(BIN)/python tools/check_style.py
 
 test: $(VENV)/.dev-installed
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n 2 tests $(ARGS)
+	$(BIN)/pytest -p no:randomly README.md docs
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/sinkflex bench attention $(ARGS)

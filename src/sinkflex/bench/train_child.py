@@ -69,6 +69,8 @@ def measured_step(implementation: str, tokens: int, device: torch.device, *, che
     """
     from transformers import GptOssConfig, GptOssForCausalLM
 
+    from sinkflex.models.load import enable_checkpointing
+
     hf.register()
     config = GptOssConfig(**MODEL)
     config._attn_implementation = implementation
@@ -76,7 +78,7 @@ def measured_step(implementation: str, tokens: int, device: torch.device, *, che
     model: Any = GptOssForCausalLM(config)
     model.to(device).train()
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     _step(model, optimizer, WARM_TOKENS, device)
     meter.reset_peak(device)

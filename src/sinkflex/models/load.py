@@ -85,12 +85,20 @@ def finish_policy(
     model = model.to(device)
     model.config.use_cache = False
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    wrapped: nn.Module = model if lora is None else _with_lora(model, lora)
+        enable_checkpointing(model)
+    wrapped: nn.Module = model if lora is None else _with_lora(model, lora, checkpointing=gradient_checkpointing)
     return Policy(model=wrapped, tokenizer=tokenizer)
 
 
-def _with_lora(model: Any, settings: LoraSettings) -> nn.Module:
+def enable_checkpointing(model: Any) -> None:
+    """Switch on gradient checkpointing without re-entrant autograd, under the name that this transformers has."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _with_lora(model: Any, settings: LoraSettings, *, checkpointing: bool) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -106,6 +114,6 @@ def _with_lora(model: Any, settings: LoraSettings) -> nn.Module:
             task_type="CAUSAL_LM",
         ),
     )
-    if model.is_gradient_checkpointing:
+    if checkpointing:
         model.enable_input_require_grads()
     return adapted

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkflex.attention import SequenceLayout
+from sinkflex.models.load import enable_checkpointing
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -53,7 +54,7 @@ def test_checkpointed(name: str, build: Callable[[str], nn.Module], run: Any, ag
     model = build(name)
     want = run(model, "eager", tokens())
     model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable_checkpointing(model)
     agree(run(model, "sinkflex", tokens()), want)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,8 +198,10 @@ def test_forced_impls_reach_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hf, "sink_attention", spy)
     q = torch.randn(1, 2, T, 4)
+    module = nn.Module()
+    module.sinks = None
     for name in hf.IMPLEMENTATIONS:
-        AttentionInterface()[name](SimpleNamespace(sinks=None), q, q, q, None)
+        AttentionInterface()[name](module, q, q, q, None)
     assert seen == list(hf.IMPLEMENTATIONS.values())
 
 

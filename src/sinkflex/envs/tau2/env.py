@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.utils import EzPickle
 
 from sinkflex.chat.parsing import ActionFormat, parse_action
-from sinkflex.envs.dual_control import Budget
-from sinkflex.envs.protocol import PROMPT_STYLES
+from sinkflex.envs.options import RENDER_MODES, EnvOptions
 from sinkflex.envs.render import describe_components, describe_messages, describe_tools
 from sinkflex.envs.spaces import UnicodeText
 from sinkflex.envs.tau2.catalogue import load_domain
@@ -30,80 +29,55 @@ TIER = "tau2"
 """The one tier; the package does not grade its tasks by difficulty."""
 
 _MAX_SEED = 2**31 - 1
+_MAX_STEPS = 100
+_DEFAULTS = {"prompt": "full", "max_invalid_actions": 10}
 
 
-class Tau2Env(gymnasium.Env[str, str]):
+class Tau2Env(gymnasium.Env[str, str], EzPickle):
     """One agent on τ²-bench's own tasks.
 
     One ``step`` takes one assistant generation as raw text: tool calls, or a message to the user. The reward is 0 until
-    the episode ends and τ²'s reward then.
+    the episode ends and τ²'s reward then. A pickled environment comes back as newly made, without its episode.
 
     Args:
         domain: a name in ``catalogue.DOMAINS``.
-        split: where ``reset`` draws tasks from: ``train``, ``test`` or ``base`` (all); ``mock`` has ``base`` only.
         user: ``scripted``, ``llm`` (any OpenAI-compatible endpoint), ``upstream`` (the package's own simulator), or a
             factory of one's own.
-        user_options: plain keyword options of that user.
-        action_format: how raw text is read, a value of ``ActionFormat``.
-        prompt: ``full`` is the package's own instruction and policy with full tool descriptions; ``brief`` leaves the
-            policy out and cuts descriptions, and its scores are not comparable.
-        max_steps: assistant generations an episode may take.
-        max_invalid_actions: malformed actions and error replies (to either side's calls) it may hold; the package
-            allows 10 error replies.
         judge: checks natural-language assertions, which only upstream's retail is scored by: a function, or fields of
             ``EndpointConfig`` for a model that judges; None leaves them out and flags the score.
-        render_mode: ``"ansi"`` returns the dialogue so far, ``"human"`` prints it as it grows.
+        **options: fields of ``EnvOptions``. ``split`` is ``train``, ``test`` or ``base`` (all); ``mock`` has ``base``
+            only. ``prompt`` is ``full`` unless given: the package's own instruction and policy with full tool
+            descriptions; ``brief`` leaves the policy out and its scores are not comparable. ``max_steps`` is 100 unless
+            given. ``max_invalid_actions``, 10 unless given as in the package, counts malformed actions and error
+            replies to either side's calls.
 
     Raises:
         MissingExtraError: the package is not installed.
-        EnvError: an argument is not one of its choices, or below its minimum.
-        TaskError: unknown domain or split.
+        EnvError: an option is unknown, not one of its choices, or below its minimum.
+        TaskError: unknown domain, split or tier.
     """
 
-    metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012 (Gymnasium's own declaration)
+    metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012 (Gymnasium's own declaration)
 
     def __init__(
         self,
         *,
         domain: str,
-        split: str = "train",
         user: str | Factory = "scripted",
-        user_options: dict[str, Any] | None = None,
-        action_format: str = "auto",
-        prompt: str = "full",
-        max_steps: int = 100,
-        max_invalid_actions: int = 10,
         judge: Judge | dict[str, Any] | None = None,
-        render_mode: str | None = None,
+        **options: Any,
     ) -> None:
-        if prompt not in PROMPT_STYLES:
-            raise EnvError(unknown_name("prompt", prompt, PROMPT_STYLES))
-        if action_format not in tuple(ActionFormat):
-            raise EnvError(unknown_name("action_format", action_format, ActionFormat))
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise EnvError(unknown_name("render_mode", render_mode, self.metadata["render_modes"]))
-        self._budget = Budget(max_steps=max_steps, max_invalid_actions=max_invalid_actions)
-        self._arguments = {
-            "domain": domain,
-            "split": split,
-            "user": user,
-            "user_options": user_options,
-            "action_format": action_format,
-            "prompt": prompt,
-            "max_steps": max_steps,
-            "max_invalid_actions": max_invalid_actions,
-            "judge": judge,
-            "render_mode": render_mode,
-        }
+        EzPickle.__init__(self, domain=domain, user=user, judge=judge, **options)
+        self.options = EnvOptions.read({**_DEFAULTS, **options})
         self.domain = load_domain(domain)
-        self.domain.task_ids(split)
-        self.split = split
-        self.render_mode = render_mode
-        self._format = ActionFormat(action_format)
-        self._system = system_prompt(self.domain, prompt)
-        self._tools = tool_schemas(self.domain, prompt)
+        self.split = self.options.split
+        self.task_ids(self.split, self.options.tier)
+        self.render_mode = self.options.render_mode
+        self._format = ActionFormat(self.options.action_format)
+        self._system = system_prompt(self.domain, self.options.prompt)
+        self._tools = tool_schemas(self.domain, self.options.prompt)
         self._judge = endpoint_judge(**judge) if isinstance(judge, dict) else judge
-        self._new_user = user_factory(user, user_options or {}) if isinstance(user, str) else user
+        self._new_user = user_factory(user, self.options.user_options or {}) if isinstance(user, str) else user
         self._grader = load_grader(self.domain)
         self._episode: Tau2Episode | None = None
         self._user: Any = None
@@ -111,10 +85,6 @@ class Tau2Env(gymnasium.Env[str, str]):
         self._shown = 0
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as what the environment was made with; a running episode is not kept."""
-        return partial(type(self), **self._arguments), ()
 
     def task_ids(self, split: str, tier: str | None = None) -> tuple[str, ...]:
         """Return the ids of a split in the package's order.
@@ -156,7 +126,11 @@ class Tau2Env(gymnasium.Env[str, str]):
             group_seed = int(self.np_random.integers(_MAX_SEED))
         self._user = self._new_user(self.domain, task_id, random.Random(f"{task_id}/{group_seed}"))
         self._episode = Tau2Episode(
-            domain=self.domain, task_id=task_id, user=self._user, budget=self._budget, seed=int(group_seed)
+            domain=self.domain,
+            task_id=task_id,
+            user=self._user,
+            budget=self.options.budget(default_steps=_MAX_STEPS),
+            seed=int(group_seed),
         )
         messages = self._episode.start()
         info = {
@@ -253,7 +227,7 @@ class Tau2Env(gymnasium.Env[str, str]):
         super().close()
 
     def _draw_task(self, split: str, options: dict[str, Any]) -> str:
-        ids = self.task_ids(split, options.get("tier"))
+        ids = self.task_ids(split, options.get("tier") or self.options.tier)
         if options.get("task_id") is not None:
             return str(options["task_id"])
         return ids[int(self.np_random.integers(len(ids)))]

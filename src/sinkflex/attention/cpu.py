@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,24 +39,29 @@ class CpuEngine:
     ) -> tuple[Float[Tensor, "B Hq Tq D"], Float[Tensor, "B Hq Tq"]]:
         """Return (out, lse) over all calls; a query that sees nothing has out 0 and lse -inf.
 
-        Both are fresh memory, lse and a merged out in at least fp32.
+        Both are fresh memory; lse, and an out merged of parts, are at least fp32.
         """
-        if self.plan.whole:
-            return _attend(self.plan.calls[0], query, key, value, self.scale)
         batch, heads, length, dim = query.shape
-        accumulate = torch.promote_types(query.dtype, torch.float32)
-        out = query.new_zeros((batch * length + 1, heads, dim), dtype=accumulate)
-        lse = query.new_full((batch * length + 1, heads), -torch.inf, dtype=accumulate)
+        tokens = batch * length
+        if self.plan.whole and heads == key.shape[1]:
+            ((_, _, out, lse),) = _attend(self.plan.calls[0], query, key, value, self.scale)
+            return out, lse
+        accumulate = query.dtype if self.plan.whole else torch.promote_types(query.dtype, torch.float32)
+        out = query.new_zeros((tokens + 1, heads, dim), dtype=accumulate)
+        lse_dtype = torch.promote_types(query.dtype, torch.float32)
+        lse = query.new_full((tokens + 1, heads), -torch.inf, dtype=lse_dtype)
         q, k, v = Tokens(query), Tokens(key), Tokens(value)
         for call in self.plan.calls:
-            part_out, part_lse = _attend(call, q.read(call.q), k.read(call.k), v.read(call.k), self.scale)
-            part_out, part_lse = part_out.transpose(1, 2), part_lse.transpose(1, 2)
-            if not call.first:
-                held = (call.q.tokens(out), call.q.tokens(lse))
-                part_out, part_lse = merge_parts(*held, part_out, part_lse)
-            call.q.write(out, part_out)
-            call.q.write(lse, part_lse)
-        tokens = batch * length
+            rows = call.q
+            parts = _attend(call, q.read(rows), k.read(call.k), v.read(call.k), self.scale)
+            for heads_of, number, part_out, part_lse in parts:
+                out_place, lse_place = heads_of.query_place(out, number), heads_of.query_place(lse, number)
+                part_out, part_lse = heads_of.query_slots(part_out), heads_of.query_slots(part_lse)
+                if not call.first:
+                    held = (rows.tokens(out_place), rows.tokens(lse_place))
+                    part_out, part_lse = merge_parts(*held, part_out, part_lse)
+                rows.write(out_place, part_out)
+                rows.write(lse_place, part_lse)
         return (
             out[:tokens].view(batch, length, heads, dim).transpose(1, 2),
             lse[:tokens].view(batch, length, heads).transpose(1, 2),
@@ -70,45 +77,51 @@ class CpuEngine:
         lse: Float[Tensor, "B Hq Tq"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value, given the final out and lse."""
-        if self.plan.whole:
+        inputs = (query, key, value)
+        if self.plan.whole and query.shape[1] == key.shape[1]:
             safe = lse.masked_fill(lse == -torch.inf, torch.inf)
-            return _attend_backward(self.plan.calls[0], grad, query, key, value, out, safe, self.scale)
+            parts = _attend_backward(self.plan.calls[0], grad, *inputs, out, safe, self.scale)
+            ((_, _, whole),) = parts
+            return whole
         accumulate = torch.promote_types(query.dtype, torch.float32)
-        grads = [
-            x.new_zeros((x.shape[0] * x.shape[2] + 1, x.shape[1], x.shape[3]), dtype=accumulate)
-            for x in (query, key, value)
-        ]
-        q_side = [Tokens(x) for x in (grad, query, out)]
-        k_side = [Tokens(x) for x in (key, value)]
+        totals = [x.new_zeros((x.shape[0] * x.shape[2] + 1, x.shape[1], x.shape[3]), dtype=accumulate) for x in inputs]
+        grads, q, k, v, outs = (Tokens(x) for x in (grad, *inputs, out))
         flat_lse = weightless(lse)
         for call in self.plan.calls:
-            part_grad, part_q, part_out = (x.read(call.q) for x in q_side)
-            part_k, part_v = (x.read(call.k) for x in k_side)
-            part_lse = read_lse(call.q, flat_lse)
-            parts = _attend_backward(call, part_grad, part_q, part_k, part_v, part_out, part_lse, self.scale)
-            for rows, total, part in zip((call.q, call.k, call.k), grads, parts, strict=True):
-                rows.add(total, part.transpose(1, 2))
-        return tuple(  # type: ignore[return-value]
+            rows = call.q
+            parts = _attend_backward(
+                call,
+                grads.read(rows),
+                q.read(rows),
+                k.read(call.k),
+                v.read(call.k),
+                outs.read(rows),
+                read_lse(rows, flat_lse),
+                self.scale,
+            )
+            for heads_of, number, (grad_q, grad_k, grad_v) in parts:
+                rows.add(heads_of.query_place(totals[0], number), heads_of.query_slots(grad_q))
+                call.k.add(heads_of.key_place(totals[1], number), heads_of.key_slots(grad_k))
+                call.k.add(heads_of.key_place(totals[2], number), heads_of.key_slots(grad_v))
+        finished = [
             total[:-1].view(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2).to(x.dtype)
-            for total, x in zip(grads, (query, key, value), strict=True)
-        )
+            for total, x in zip(totals, inputs, strict=True)
+        ]
+        return finished[0], finished[1], finished[2]
 
 
-def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """One call on [n, Hq, L, D]: (out, lse), both fresh memory."""
+def _attend(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Iterator[tuple[HeadGroups, int, Tensor, Tensor]]:
+    """Run one call on [n, H, L, D]: for each op call its heads, its number, and (out, lse) as the op gives them."""
     bias, dead = call.bias(q.dtype)
     heads = HeadGroups.of(q, k, v, per_row_bias=bias is not None and bias.shape[0] > 1)
-    bias = heads.bias(bias)
-    outs, lses = [], []
-    for part_q, part_k, part_v in zip(heads.queries(q), heads.keys(k), heads.keys(v), strict=True):
+    bias, dead = heads.bias(bias), heads.dead(dead)
+    for number in heads.calls:
+        part_q, part_k, part_v = heads.queries(q, number), heads.keys(k, number), heads.keys(v, number)
         out, lse = _forward_op(part_q, part_k, part_v, 0.0, call.causal, attn_mask=bias, scale=scale)
-        outs.append(out)
-        lses.append(lse[..., None])
-    out, lse = heads.join_queries(outs), heads.join_queries(lses)[..., 0]
-    if dead is not None:
         # The op reports 0, not -inf, for a query whose keys are all hidden.
-        lse = lse.masked_fill(dead, -torch.inf)
-    return out, lse
+        yield heads, number, out, lse if dead is None else lse.masked_fill(dead, -torch.inf)
 
 
 def _attend_backward(
@@ -120,29 +133,23 @@ def _attend_backward(
     out: Tensor,
     lse: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one call's q, k and v [n, H, L, D]; lse is +inf where a query's weights are to be zero."""
+) -> Iterator[tuple[HeadGroups, int, tuple[Tensor, Tensor, Tensor]]]:
+    """Gradients of one call's q, k and v, per op call; lse is +inf where a query's weights are to be zero."""
     bias, _ = call.bias(q.dtype)
     heads = HeadGroups.of(q, k, v, grad, out, per_row_bias=bias is not None and bias.shape[0] > 1)
     bias = heads.bias(bias)
-    q_side = [heads.queries(x) for x in (grad, q, out, lse[..., None])]
-    parts = []
-    for part_grad, part_q, part_out, part_lse, part_k, part_v in zip(
-        *q_side, heads.keys(k), heads.keys(v), strict=True
-    ):
-        parts.append(
-            _backward_op(
-                part_grad,
-                part_q,
-                part_k,
-                part_v,
-                part_out,
-                part_lse[..., 0],
-                0.0,
-                call.causal,
-                attn_mask=bias,
-                scale=scale,
-            )
+    lse = lse[..., None]
+    for number in heads.calls:
+        grads = _backward_op(
+            heads.queries(grad, number),
+            heads.queries(q, number),
+            heads.keys(k, number),
+            heads.keys(v, number),
+            heads.queries(out, number),
+            heads.queries(lse, number)[..., 0],
+            0.0,
+            call.causal,
+            attn_mask=bias,
+            scale=scale,
         )
-    grad_q, grad_k, grad_v = zip(*parts, strict=True)
-    return heads.join_queries(grad_q), heads.join_keys(grad_k), heads.join_keys(grad_v)
+        yield heads, number, grads

@@ -78,7 +78,8 @@ def _build(
             keys = [_run(part.row * layout.num_keys + part.start, part.length) for part in (*before, own)]
             first = node.row * layout.num_queries + start - layout.query_start[node.row]
             pairs.append((_run(first, stop - start), np.concatenate(keys)))
-        calls.append(_call(layout, device, pairs, causal=True, first=True, window=window))
+        if pairs:  # none where the always-visible keys are all there is
+            calls.append(_call(layout, device, pairs, causal=True, first=True, window=window))
     for level in sorted({job.level for job in full}):
         jobs = [job for job in full if job.level == level]
         pairs = [(_run(job.q_start, job.length), _run(job.k_start, job.k_length)) for job in jobs]

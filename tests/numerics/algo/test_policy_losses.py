@@ -9,15 +9,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from sinkflex.algo import POLICY_LOSSES, BatchTotals, ClipRange, LossInputs, merge_statistics
 from sinkflex.algo import losses as losses_module
-from sinkflex.algo.aggregation import BatchTotals
-from sinkflex.algo.losses import POLICY_LOSSES, ClipRange, LossInputs
-from sinkflex.algo.stats import merge_statistics
 
-NAMES = sorted(POLICY_LOSSES)
-TOKEN_RATIO_NAMES = ["dapo", "dr_grpo", "grpo", "seq_mean"]
-BUDGET = 10
-WIDE = ClipRange(low=1.0, high=math.inf)
+NAMES, TOKEN_RATIO_NAMES = sorted(POLICY_LOSSES), ["dapo", "dr_grpo", "grpo", "seq_mean"]
+BUDGET, WIDE = 10, ClipRange(low=1.0, high=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

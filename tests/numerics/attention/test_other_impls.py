@@ -88,7 +88,8 @@ def test_block_masks_miss_nothing_and_claim_nothing(layouts: Any, window: int | 
             assert not (full & ~every[row]).any(), name
             assert not (full & partial).any(), name
             full_blocks += int(full.sum())
-    assert full_blocks > 0
+    # A window narrower than two blocks fills none, unless enough keys are always visible.
+    assert full_blocks > 0 or (window is not None and window < 2 * BLOCK and num_sink_tokens < BLOCK)
 
 
 def _dense(counts: torch.Tensor, indices: torch.Tensor, row: int) -> torch.Tensor:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,10 @@ import pytest
 from sinkflex.errors import InfrastructureError
 from sinkflex.rollout import Collector, EpisodeLimits, FailurePolicy, Generation, SamplingParams
 from sinkflex.types import Message, Role, StopReason, ToolSchema
+
+# engine_lab serves two test files, which importlib mode does not let import each other.
+sys.path.append(str(Path(__file__).parent))
+from engine_lab import make_engine, model  # noqa: F401 (fixtures)
 
 PAD, START, STOP = 0, 1, 2
 FIRST_LETTER = 3

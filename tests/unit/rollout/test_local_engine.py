@@ -3,99 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from engine_lab import (
+    LENGTH,
+    SHAPE,
+    STOP,
+    VOCAB,
+    build_model,
+    close,
+    perturb,
+    play,
+    sampling,
+    tokens,
+)
 
 from sinkflex.attention import hf
 from sinkflex.errors import ModelError, RolloutError
-from sinkflex.models import TinyShape, build_tiny_model
-from sinkflex.rollout import Generation, GroupSpec, SamplingParams
+from sinkflex.models import build_tiny_model
+from sinkflex.rollout import Generation, GroupSpec
 from sinkflex.rollout.engines.local import RIDE_ALONG_TOKENS, LocalEngine
-
-VOCAB = 40
-STOP = 2
-STOPS = frozenset({STOP})
-LENGTH = 160
-SHAPE = TinyShape(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, sliding_window=12)
-
-
-def build_model(seed: int = 0) -> Any:
-    hf.register()
-    return build_tiny_model(
-        SHAPE,
-        vocab_size=VOCAB,
-        pad_token_id=0,
-        eos_token_id=STOP,
-        attention="sinkflex",
-        experts_implementation="eager",
-        seed=seed,
-    )
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return build_model()
-
-
-@pytest.fixture
-def make_engine(model: Any) -> Callable[..., LocalEngine]:
-    def build(**settings: Any) -> LocalEngine:
-        return LocalEngine(model, **({"max_slots": 4, "max_length": LENGTH} | settings))
-
-    return build
-
-
-def tokens(count: int, *, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, VOCAB, size=count).tolist()
-
-
-def sampling(**changes: Any) -> SamplingParams:
-    return SamplingParams(**({"max_new_tokens": 8, "stop_ids": STOPS, "seed": 0} | changes))
-
-
-def play(
-    engine: LocalEngine,
-    prompts: dict[str, Sequence[int]],
-    *,
-    turns: int = 1,
-    observed: int = 5,
-    params: SamplingParams | None = None,
-) -> dict[str, list[Generation]]:
-    """Run several requests at once, each for some turns with its own observations between them."""
-
-    async def episode(name: str, ids: list[int]) -> list[Generation]:
-        answers = []
-        for turn in range(turns):
-            answers.append(await engine.generate(name, prompt_ids=ids, sampling=params or sampling()))
-            ids += [*answers[-1].token_ids, *tokens(observed, seed=hash((len(name), turn)) % 1000)]
-        engine.release(name)
-        return answers
-
-    async def main() -> dict[str, list[Generation]]:
-        answers = await asyncio.gather(*(episode(name, list(ids)) for name, ids in prompts.items()))
-        return dict(zip(prompts, answers, strict=True))
-
-    return asyncio.run(main())
-
-
-def perturb(model: Any) -> None:
-    """Change the weights as an optimiser would, only more."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-
-
-def close(one: list[Generation], two: list[Generation]) -> bool:
-    """Equal tokens, and log-probabilities that differ by rounding only."""
-    return all(
-        a.token_ids == b.token_ids and np.allclose(a.logprobs, b.logprobs, atol=1e-5)
-        for a, b in zip(one, two, strict=True)
-    )
 
 
 def test_an_answer_ends_with_a_stop_id_or_at_its_budget(make_engine: Callable[..., LocalEngine]) -> None:
@@ -260,90 +190,6 @@ def test_training_mode_is_left_as_it_was(make_engine: Callable[..., LocalEngine]
         play(LocalEngine(model, max_slots=2, max_length=LENGTH), {"a": tokens(5, seed=0)})
         assert model.training is mode
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_nan_logits_name_the_request_and_the_position() -> None:
-    model = build_model()
-    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
-    healthy = play(engine, {"a": tokens(10, seed=0)})
-    saved = model.lm_head.weight.detach().clone()
-    with torch.no_grad():
-        model.lm_head.weight[5] = float("nan")
-    with pytest.raises(ModelError, match=r"request 'a': the model returned NaN or infinite logits for position 10"):
-        play(engine, {"a": tokens(10, seed=0)})
-    with torch.no_grad():
-        model.lm_head.weight.copy_(saved)
-    engine.reset_cache()
-    assert play(engine, {"a": tokens(10, seed=0)}) == healthy
-
-
-def test_nan_keys_do_not_outlive_a_reset() -> None:
-    model = build_model()
-    engine = LocalEngine(model, max_slots=4, max_length=LENGTH)
-    healthy = play(engine, {"a": tokens(60, seed=0)})
-    saved = model.model.embed_tokens.weight.detach().clone()
-    with torch.no_grad():
-        model.model.embed_tokens.weight.fill_(float("nan"))
-    with pytest.raises(ModelError, match="NaN or infinite logits"):
-        play(engine, {"b": tokens(100, seed=1)})
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(saved)
-    engine.reset_cache()
-    assert close(play(engine, {"a": tokens(60, seed=0)})["a"], healthy["a"])
-
-
-def test_an_error_of_the_machine_reaches_everyone_who_waits(
-    make_engine: Callable[..., LocalEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(max_slots=1)
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise MemoryError("no more memory")
-
-    monkeypatch.setattr(engine, "_forward", broken)
-
-    async def both() -> list[Any]:
-        calls = [engine.generate(name, prompt_ids=[3, 4], sampling=sampling()) for name in "ab"]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    assert [type(error) for error in asyncio.run(both())] == [MemoryError, MemoryError]
-    monkeypatch.undo()
-    assert len(play(engine, {"a": [3, 4]})["a"]) == 1
-
-
-def test_a_cancelled_request_frees_its_slot(make_engine: Callable[..., LocalEngine]) -> None:
-    engine = make_engine(max_slots=1)
-
-    async def main() -> Generation:
-        waits = [
-            asyncio.ensure_future(engine.generate(name, prompt_ids=tokens(40, seed=0), sampling=sampling()))
-            for name in ("running", "queued", "last")
-        ]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        for task, name in zip(waits[:2], ("running", "queued"), strict=True):
-            task.cancel()
-            engine.release(name)
-        return await waits[2]
-
-    assert close([asyncio.run(main())], play(make_engine(), {"last": tokens(40, seed=0)})["last"])
-
-
-def test_an_interrupted_loop_leaves_a_usable_engine(make_engine: Callable[..., LocalEngine]) -> None:
-    engine = make_engine()
-    unfinished: list[asyncio.Future[Generation]] = []
-
-    async def interrupted() -> None:
-        unfinished.append(
-            asyncio.ensure_future(engine.generate("a", prompt_ids=tokens(40, seed=0), sampling=sampling()))
-        )
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    asyncio.run(interrupted())
-    assert unfinished[0].cancelled()
-    engine.release("a")
-    assert play(engine, {"a": tokens(40, seed=0)}) == play(make_engine(), {"a": tokens(40, seed=0)})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Rollouts: exact tokens, masks and log-probabilities from an episode to a training batch.
 
-``Collector`` plays groups of episodes through an ``LLMClient`` (``engines.local``, ``engines.vllm``, or verl's own) and
-records each as a ``Trajectory`` over an append-only ``TokenLedger``; ``batch`` lays trajectories out for training.
+``Collector`` plays groups of episodes through an ``LLMClient`` (``engines.local``, or one of your own with the same two
+methods) and records each as a ``Trajectory`` over an append-only ``TokenLedger``; ``batch`` lays them out for training.
 """
 
 from sinkflex.rollout.client import Generation, LLMClient, SamplingParams

@@ -1,1 +1,1 @@
-"""Engines that sample tokens behind ``LLMClient``: ``local`` on the trainer's own weights, ``vllm`` beside it."""
+"""Engines that sample tokens behind ``LLMClient``: ``local``, on the trainer's own weights."""

@@ -65,7 +65,12 @@ def check_python(path: Path, text: str) -> Iterator[Finding]:
         yield Finding(path=path, line=1, message=f"{path.name} says nothing; name it after what it holds")
     if "tests" in path.parts:
         yield from _check_skips(path, text)
-    for node in ast.walk(ast.parse(text)):
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        yield Finding(path=path, line=error.lineno or 1, message=f"does not parse: {error.msg}")
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _check_function(path, node)
 

@@ -36,6 +36,7 @@ def function(length, *, name="work", parameters="x"):
     ("name", "text", "finding"),
     [
         ("src/a.py", "x = 1\n" * 400, "src/a.py:1: 401 lines, at most 400; split it by topic"),
+        ("src/a.py", "x = 1\nif x:\ny = 2\n", "src/a.py:3: does not parse: expected an indented block"),
         ("src/utils.py", "", "src/utils.py:1: utils.py says nothing; name it after what it holds"),
         ("src/common/a.py", "", "src/common:1: this folder's name says nothing; name it after what it holds"),
         ("src/a.py", "\n" + function(61), "src/a.py:2: work has 61 lines, at most 60; split it"),

@@ -90,11 +90,12 @@ class AlgoSection(Section):
     loss: Literal["grpo", "seq_mean", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
     """Policy loss; ``grpo`` sums over tokens and divides by their total number."""
 
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Ratios are clipped at 1 - clip_low."""
+    clip_low: float | None = Field(default=None, gt=0, le=1)
+    """Ratios are clipped at 1 - clip_low; 1 is no lower bound. Unset: what the loss's source reports."""
 
-    clip_high: float = Field(default=0.2, gt=0)
-    """Ratios are clipped at 1 + clip_high; larger than ``clip_low`` is DAPO's clip-higher."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Ratios are clipped at 1 + clip_high; above ``clip_low`` it is DAPO's clip-higher. Unset: what the loss's source
+    reports."""
 
     dual_clip: float | None = Field(default=None, gt=1)
     """Bounds the loss of negative advantages at this multiple. Unset: no bound."""

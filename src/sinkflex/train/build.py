@@ -11,10 +11,9 @@ import gymnasium
 import torch
 
 import sinkflex.envs  # noqa: F401  (registers the Gymnasium ids)
-from sinkflex.algo import ADVANTAGE_ESTIMATORS, ClipRange, group_advantages
+from sinkflex.algo import ADVANTAGE_ESTIMATORS, POLICY_LOSSES, ClipRange, group_advantages
 from sinkflex.chat import Renderer
 from sinkflex.config import Recipe
-from sinkflex.errors import ConfigError, unknown_name
 from sinkflex.models import Policy
 from sinkflex.rollout.collector import Collector, FailurePolicy, GroupSpec
 from sinkflex.rollout.engines.local import LocalEngine
@@ -84,9 +83,6 @@ def build_parts(recipe: Recipe, *, on_warmstart_step: OnWarmstartStep) -> Parts:
     Args:
         recipe: the run.
         on_warmstart_step: progress of supervised training.
-
-    Raises:
-        ConfigError: the recipe names an unknown estimator.
     """
     env = make_env(recipe)
     train_tasks = list_tasks(recipe, env, recipe.env.train_split)
@@ -133,11 +129,19 @@ def _collect_at(collector: Collector, temperature: float) -> Collect:
 
 def _estimator(recipe: Recipe) -> Estimator:
     algo = recipe.algo
-    if algo.estimator not in ADVANTAGE_ESTIMATORS:
-        raise ConfigError(f"algo.estimator: {unknown_name('estimator', algo.estimator, ADVANTAGE_ESTIMATORS)}")
     if algo.estimator == "grpo":
         return partial(group_advantages, scale=algo.scale_by_std, ddof=algo.ddof, eps=algo.eps)
     return ADVANTAGE_ESTIMATORS[algo.estimator]
+
+
+def clip_range(recipe: Recipe) -> ClipRange:
+    """The recipe's ratio bounds, where it sets them, and those of the loss's source elsewhere."""
+    algo, default = recipe.algo, POLICY_LOSSES[recipe.algo.loss].default_clip
+    return ClipRange(
+        low=default.low if algo.clip_low is None else algo.clip_low,
+        high=default.high if algo.clip_high is None else algo.clip_high,
+        dual=algo.dual_clip,
+    )
 
 
 def _trainer(
@@ -157,7 +161,7 @@ def _trainer(
     )
     settings = UpdateSettings(
         loss=algo.loss,
-        clip=ClipRange(low=algo.clip_low, high=algo.clip_high, dual=algo.dual_clip),
+        clip=clip_range(recipe),
         kl_coef=algo.kl_coef,
         kl_kind=algo.kl_kind,
         entropy_coef=algo.entropy_coef,

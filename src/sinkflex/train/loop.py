@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sinkflex.config import Recipe, dump_recipe, load_recipe
-from sinkflex.errors import CheckpointError, ConfigError
+from sinkflex.errors import CheckpointError, ConfigError, InfrastructureError
 from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.train.build import Parts, build_parts
 from sinkflex.train.checkpoint import CheckpointInfo, CheckpointStore, read_checkpoint
@@ -184,10 +184,16 @@ class _Session:
     def _write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         """One trajectory a line: dialogue, tokens, masks, rewards, stop reason."""
         folder = self.folder / "trajectories"
-        folder.mkdir(exist_ok=True)
         decode = self.parts.renderer.action_text
         text = "".join(json.dumps(trajectory.to_record(decode)) + "\n" for trajectory in trajectories)
         target = folder / f"{name}.jsonl"
         staging = target.with_suffix(".tmp")
-        staging.write_text(text)
-        staging.rename(target)
+        try:
+            folder.mkdir(exist_ok=True)
+            staging.write_text(text)
+            staging.rename(target)
+        except OSError as error:
+            raise InfrastructureError(
+                f"could not write {target}: {error}; what was written before is whole. "
+                "Free disk space, then continue with --resume"
+            ) from error

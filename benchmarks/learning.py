@@ -97,10 +97,10 @@ def main() -> int:
         if arguments.only is not None and name not in arguments.only:
             continue
         folder = arguments.runs / name
-        if not (folder / "checkpoints").exists():
-            estimator = shuffled_advantages if name == "shuffled" else group_advantages
-            with mock.patch.object(build, "group_advantages", estimator):
-                run(load_recipe(arguments.recipe, [*changes, *arguments.overrides]), out=folder)
+        estimator = shuffled_advantages if name == "shuffled" else group_advantages
+        with mock.patch.object(build, "group_advantages", estimator):
+            recipe = load_recipe(arguments.recipe, [*changes, *arguments.overrides])
+            run(recipe, out=folder, resume=(folder / "checkpoints").exists())
         results[name] = figures(folder)
         gain, last = results[name]["gain"], results[name]["last"]
         print(f"{name}: {results[name]['first']['mean@1']:.3f} -> {last['mean@1']:.3f} ({gain:+.3f})", flush=True)

@@ -15,51 +15,41 @@ from sinkflex.errors import CheckpointError, ConfigError, InfrastructureError
 from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.train.build import Parts, build_parts
 from sinkflex.train.checkpoint import CheckpointInfo, CheckpointStore, read_checkpoint
+from sinkflex.train.determinism import repeatable
 from sinkflex.train.metrics import MetricsLog
+from sinkflex.train.policy_setup import pick_device
 from sinkflex.train.progress import Progress
 from sinkflex.train.validation import ValidationResult, measure_floors, validate
 
 CONFIG = "config.toml"
 
 
-def run(recipe: Recipe, *, out: Path | None = None, resume: bool = False, resume_from: str | None = None) -> Path:
+def run(recipe: Recipe, *, out: Path, resume: bool = False, resume_from: str | None = None) -> None:
     """Train a recipe to its end.
 
     Args:
         recipe: what to run.
-        out: run folder; None takes the recipe's.
+        out: run folder; gets ``config.toml``, ``metrics.jsonl``, ``trajectories/`` and ``checkpoints/``.
         resume: continue from the newest checkpoint in the run folder, bit for bit.
         resume_from: continue from this checkpoint instead, for example ``"step_000010"``.
-
-    Returns:
-        The run folder: ``config.toml``, ``metrics.jsonl``, ``summary.json``, ``trajectories/``, ``checkpoints/``.
 
     Raises:
         ConfigError: the folder holds a run and ``resume`` is False, or its recipe differs from this one.
         CheckpointError: there is nothing to resume, or the checkpoint is damaged.
         InfrastructureError: the disk refused a write; what was written before is whole.
     """
-    folder = run_folder(recipe, out)
     resuming = resume or resume_from is not None
-    _claim(folder, recipe, resuming)
+    _claim(out, recipe, resuming)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     store = CheckpointStore(
-        folder / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
     checkpoint = store.choose(resume_from) if resuming else None
-    with Progress(recipe) as progress:
+    with repeatable(pick_device(recipe)), Progress(recipe) as progress:
         parts = build_parts(recipe, on_warmstart_step=progress.warmstart)
-        session = _Session(recipe, folder, store, parts, progress, checkpoint)
+        session = _Session(recipe, out, store, parts, progress, checkpoint)
         session.run()
-    return folder
-
-
-def run_folder(recipe: Recipe, out: Path | None) -> Path:
-    """Where a run's files go: ``out``, the recipe's ``run.out``, or ``runs/<name>-seed<seed>``."""
-    if out is not None:
-        return out
-    return Path(recipe.run.out or f"runs/{recipe.run.name}-seed{recipe.run.seed}")
 
 
 def _claim(folder: Path, recipe: Recipe, resuming: bool) -> None:

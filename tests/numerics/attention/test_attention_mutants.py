@@ -31,6 +31,7 @@ MUTANTS = {
     "window over packed columns": (WINDOWED, "= node.position + inside", "= node.start + inside"),
     "path end one short": (WINDOWED, "path_end(nodes, i, start - node.start, window - 1)",
                            "path_end(nodes, i, start - node.start, window - 2)"),
+    "documents see each other": (WINDOWED, " & (chain[:, halo:, None] == chain[:, None])", ""),
     "siblings see each other": (TREE, "node.parent] + 1 if node.parent >= 0 else 0)\n",
                                 "node.parent] + 1 if node.parent >= 0 else 0)\n        below[0].append([0, 1])\n"),
 }  # fmt: skip
@@ -72,5 +73,5 @@ def test_mutant_is_rejected(lab: Any, mutate: Any, monkeypatch: pytest.MonkeyPat
 
 
 def _layout() -> SequenceLayout:
-    """A fresh one each time, since plans are kept on it."""
-    return SequenceLayout.from_prefix_tree([20, 9, 11, 6, 13], [-1, 0, 0, 2, -1])
+    """A tree and three short documents that share a strip of keys; fresh each time, since plans are kept on it."""
+    return SequenceLayout.from_prefix_tree([20, 9, 11, 6, 13, 7, 9, 8], [-1, 0, 0, 2, -1, -1, -1, -1])

@@ -141,3 +141,9 @@ def decode(model: nn.Module, implementation: str, mask: Tensor, **options: Any) 
         **options,
     )
     return torch.stack(out.logits)
+
+
+def test_hyper_connection_gradients_agree_in_fp64(build: Callable[[str], nn.Module], run: Any, agree: Any) -> None:
+    """Their fp32 difference (3e-4 of one parameter's own maximum) is rounding: in fp64 nothing is left of it."""
+    model = build("hy_v4").double()
+    agree(run(model, "sinkflex", tokens()), run(model, "eager", tokens()), tolerance=1e-8)

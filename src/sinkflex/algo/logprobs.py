@@ -181,12 +181,16 @@ class _TokenLogprobs(torch.autograd.Function):
             lse, picked, mean = _forward(plan, hidden, _Head(plan, weight, bias, up, dtype), low, targets)
         entropy = None if mean is None else lse - mean
         ctx.plan = plan
+        # An entropy that is only looked at then has no gradient, and backward takes the shorter way.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, low, up, targets, lse, entropy)
         return picked - lse, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * 7
         hidden, weight, bias, low, up, targets, lse, entropy = ctx.saved_tensors
         head = _Head(ctx.plan, weight, bias, up, lse.dtype)
         needs = ctx.needs_input_grad

@@ -34,6 +34,13 @@ class WarmstartSection(Section):
     copy_sequences_steps: int = Field(default=600, ge=0)
     """For so many first steps every second batch is short random copying, which teaches copying ids early."""
 
+    bare_steps: int = Field(default=0, ge=0)
+    """For so many first steps the dialogues come without system prompt and tools. Where those take thousands of tokens,
+    the dialogues are learnt several times faster without them; the steps that are left put them in their place."""
+
+    prefix_tree: Literal["auto", "on", "off"] = "off"
+    """Hold the system prompt once per batch: right for long prompts, no gain for brief ones."""
+
     seed: int | None = Field(default=None, ge=0)
     """Seed of demonstrations and order. Unset: ``run.seed``."""
 
@@ -78,8 +85,9 @@ class AlgoSection(Section):
     estimator: Literal["grpo", "rloo"] = "grpo"
     """Advantage estimator: each return against its group's mean, or against the mean of the others."""
 
-    scale_by_std: bool = True
-    """Divide centred returns by the group's standard deviation (GRPO), or not (Dr. GRPO, RLOO)."""
+    scale_by_std: bool | None = None
+    """Divide centred returns by the group's standard deviation (GRPO), or not (Dr. GRPO). Unset: not with
+    ``loss = "dr_grpo"``, else yes."""
 
     ddof: Literal[0, 1] = 0
     """Standard deviation with N (0) or N - 1 (1) in the denominator."""

@@ -57,7 +57,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_between_sections(self) -> Recipe:
-        problems = [*_model_problems(self), *_sampling_problems(self), *_validation_problems(self)]
+        problems = [
+            *_model_problems(self),
+            *_sampling_problems(self),
+            *_objective_problems(self),
+            *_validation_problems(self),
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -111,6 +116,22 @@ def _sampling_problems(recipe: Recipe) -> list[str]:
         problems.append(
             f"algo.overlong_buffer = {algo.overlong_buffer} must be below rollout.max_length = {rollout.max_length}"
         )
+    return problems
+
+
+def _objective_problems(recipe: Recipe) -> list[str]:
+    """Settings that the loss or the optimiser would refuse once the warm start is over."""
+    algo, problems = recipe.algo, []
+    if algo.loss == "grpo" and algo.clip_low != algo.clip_high:
+        problems.append(
+            f"algo.loss = 'grpo' clips on both sides alike, but algo.clip_low = {algo.clip_low} and algo.clip_high = "
+            f"{algo.clip_high}; set both to one value, or take loss = 'dapo', which clips higher above"
+        )
+    if algo.dual_clip is not None and algo.loss in ("gspo", "cispo"):
+        problems.append(f"algo.dual_clip = {algo.dual_clip} has no meaning for algo.loss = {algo.loss!r}; unset it")
+    outside = [beta for beta in recipe.optim.betas if not 0 <= beta < 1]
+    if outside:
+        problems.append(f"optim.betas holds {outside[0]}; each must lie in [0, 1)")
     return problems
 
 

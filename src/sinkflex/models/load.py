@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.quantization_config import Mxfp4Config
 
 from sinkflex.attention import hf
 from sinkflex.errors import MissingExtraError, ModelError
@@ -30,11 +31,13 @@ class LoraSettings:
         rank: inner dimension r.
         alpha: scale; the update is ``alpha / rank * B @ A``.
         target_modules: module names, or ``"all-linear"``. Routed experts and the head are never adapted.
+        seed: seeds the adapters' initialisation; the global generator is left as it was.
     """
 
     rank: int = 16
     alpha: float = 32.0
     target_modules: tuple[str, ...] | str = ("q_proj", "k_proj", "v_proj", "o_proj")
+    seed: int = 0
 
 
 def load_policy(
@@ -67,8 +70,9 @@ def load_policy(
     if dtype not in DTYPES:
         raise ModelError(f"model.dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     hf.register()
-    extra = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
+    extra: dict[str, Any] = {} if experts_implementation is None else {"experts_implementation": experts_implementation}
     try:
+        extra |= trainable_weights(AutoConfig.from_pretrained(str(path)))
         model = AutoModelForCausalLM.from_pretrained(
             str(path), dtype=DTYPES[dtype], attn_implementation=attention, **extra
         )
@@ -78,10 +82,38 @@ def load_policy(
     return finish_policy(model, tokenizer, device=device, lora=lora, gradient_checkpointing=gradient_checkpointing)
 
 
+def trainable_weights(config: Any) -> dict[str, Any]:
+    """Return arguments of ``from_pretrained`` that turn the released gpt-oss weights into ones that can be trained.
+
+    gpt-oss ships its experts in MXFP4; kernels for those four bits have no backward, so they are unpacked.
+
+    Args:
+        config: the model's config.
+
+    Raises:
+        ModelError: the weights are quantised in another way, which this trainer does not unpack.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        return {}
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+    if method != "mxfp4":
+        raise ModelError(
+            f"the model's weights are quantised ({method}); save it unquantised first, in bfloat16 for example, and "
+            "give that folder as model.path"
+        )
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
 def finish_policy(
     model: Any, tokenizer: Any, *, device: str, lora: LoraSettings | None, gradient_checkpointing: bool
 ) -> Policy:
-    """Place a freshly built or loaded model, switch on checkpointing and wrap it for LoRA."""
+    """Place a freshly built or loaded model, switch on checkpointing and wrap it for LoRA.
+
+    Raises:
+        ModelError: the model has dropout.
+    """
+    _refuse_dropout(model)
     model = model.to(device)
     model.config.use_cache = False
     if gradient_checkpointing:
@@ -98,22 +130,32 @@ def enable_checkpointing(model: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def _refuse_dropout(model: nn.Module) -> None:
+    """Old and new logprobs of one token must not differ by what a dropout mask happened to hide."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ModelError(
+                f"{name or type(model).__name__} drops out activations (p = {module.p}), which makes ratios of "
+                "log-probabilities noise; set the model's *_dropout to 0 in its config.json"
+            )
+
+
 def _with_lora(model: Any, settings: LoraSettings, *, checkpointing: bool) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise MissingExtraError("LoRA needs peft; install it with: pip install 'sinkflex[train]'") from error
     targets = settings.target_modules
-    adapted: nn.Module = get_peft_model(
-        model,
-        LoraConfig(
-            r=settings.rank,
-            lora_alpha=cast(int, settings.alpha),  # peft takes any number
-            lora_dropout=0.0,
-            target_modules=targets if isinstance(targets, str) else list(targets),
-            task_type="CAUSAL_LM",
-        ),
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=cast(int, settings.alpha),  # peft takes any number
+        lora_dropout=0.0,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
     )
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        adapted: nn.Module = get_peft_model(model, config)
     if checkpointing:
         model.enable_input_require_grads()
     return adapted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ class EpisodeRunner:
             system=info["system"], tools=info["tools"] if self._with_tools else (), messages=info["messages"]
         )
         if len(prompt) >= self._limits.max_length:
-            raise RolloutError(
+            raise EnvError(
                 f"task {spec.task_id!r}: its prompt of {len(prompt)} tokens leaves no room in max_length="
                 f"{self._limits.max_length}; raise max_length or use a shorter prompt"
             )
@@ -201,6 +202,10 @@ class EpisodeRunner:
         _, reward, terminated, truncated, info = await self._call(lambda: self._env.step(text), "env.step")
         if "messages" not in info:
             raise EnvError("step's info lacks messages; see the environment contract")
+        if not math.isfinite(reward):
+            raise EnvError(
+                f"task {self.spec.task_id!r}: the environment's reward is {reward}; expected a finite number"
+            )
         self._reward += float(reward)
         self._invalid_actions += info.get("invalid_action") is not None
         self._messages.extend(info["messages"])

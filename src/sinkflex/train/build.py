@@ -130,7 +130,8 @@ def _collect_at(collector: Collector, temperature: float) -> Collect:
 def _estimator(recipe: Recipe) -> Estimator:
     algo = recipe.algo
     if algo.estimator == "grpo":
-        return partial(group_advantages, scale=algo.scale_by_std, ddof=algo.ddof, eps=algo.eps)
+        scale = algo.loss != "dr_grpo" if algo.scale_by_std is None else algo.scale_by_std
+        return partial(group_advantages, scale=scale, ddof=algo.ddof, eps=algo.eps)
     return ADVANTAGE_ESTIMATORS[algo.estimator]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from sinkflex.chat import Renderer
 from sinkflex.errors import EnvError
+from sinkflex.train.timed_env import TimedEnv
 from sinkflex.types import Message, ToolSchema
 
 _MAX_ACTIONS = 400
@@ -67,7 +68,14 @@ def plain_action(message: Message) -> str:
 
 
 def play_oracle(
-    env: Any, *, task_id: str, split: str, group_seed: int, slip_rate: float, rng: random.Random
+    env: Any,
+    *,
+    task_id: str,
+    split: str,
+    group_seed: int,
+    slip_rate: float,
+    rng: random.Random,
+    step_timeout_s: float = 60.0,
 ) -> Dialogue:
     """Play one task with the oracle, slipping now and then.
 
@@ -78,11 +86,14 @@ def play_oracle(
         group_seed: start state and user behaviour.
         slip_rate: chance in [0, 1) that an action is one of ``slip_messages``.
         rng: draws the slips.
+        step_timeout_s: seconds a reset or a step may take.
 
     Raises:
-        EnvError: the episode did not end within 400 actions, so the oracle is stuck.
+        EnvError: the episode did not end within 400 actions, so the oracle is stuck; or the environment raised.
+        DeadlineError: a reset or a step took too long.
     """
-    _, info = env.reset(options={"task_id": task_id, "split": split, "group_seed": group_seed})
+    named = TimedEnv(env, task_id=task_id, step_timeout_s=step_timeout_s)
+    _, info = named.reset(options={"task_id": task_id, "split": split, "group_seed": group_seed})
     system, tools, opening = info["system"], tuple(info["tools"]), tuple(info["messages"])
     exchanges: list[tuple[Message, tuple[Message, ...]]] = []
     slips = 0
@@ -91,7 +102,7 @@ def play_oracle(
         if rng.random() < slip_rate and (alternatives := env.unwrapped.slip_messages()):
             message = rng.choice(alternatives)
             slips += 1
-        _, _, terminated, truncated, info = env.step(plain_action(message))
+        _, _, terminated, truncated, info = named.step(plain_action(message))
         exchanges.append((message, tuple(info["messages"])))
         if terminated or truncated:
             return Dialogue(

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from sinkflex.attention import hf
 from sinkflex.chat import FastTokenizer, HarmonyRenderer, Renderer, get_renderer
 from sinkflex.config import Recipe
-from sinkflex.errors import ModelError
+from sinkflex.errors import InfrastructureError, ModelError
 from sinkflex.models import LoraSettings, Policy, TinyShape, build_tiny_model, load_policy, train_tokenizer
 from sinkflex.models.load import DTYPES, finish_policy
 from sinkflex.train.checkpoint import find_damage
@@ -82,7 +83,9 @@ def prepare_policy(
             attention=recipe.model.attention,
             dtype=recipe.model.dtype,
             device=device,
-            lora=LoraSettings(rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules)
+            lora=LoraSettings(
+                rank=lora.rank, alpha=lora.alpha, target_modules=lora.target_modules, seed=recipe.run.seed
+            )
             if lora.enabled
             else None,
             gradient_checkpointing=recipe.model.gradient_checkpointing,
@@ -142,6 +145,7 @@ def _demonstrations(recipe: Recipe, env: Any, task_ids: Sequence[str]) -> list[D
             group_seed=derive_seed(seed, "demonstration", index),
             slip_rate=recipe.warmstart.slip_rate,
             rng=rng,
+            step_timeout_s=recipe.env.step_timeout_s,
         )
         for index, task_id in enumerate(order)
     ]
@@ -164,6 +168,8 @@ def _warm(
         batch_tokens=settings.batch_tokens,
         lr=settings.lr,
         copy_steps=settings.copy_sequences_steps,
+        bare_steps=settings.bare_steps,
+        prefix_tree=settings.prefix_tree,
         seed=recipe.run.seed if settings.seed is None else settings.seed,
     )
     key = cache_key(
@@ -195,7 +201,15 @@ def _warm(
         loss=sum(losses[-10:]) / len(losses[-10:]),
         demonstration_score=sum(dialogue.score for dialogue in dialogues) / len(dialogues),
     )
-    save_warmstart(policy, folder, asdict(record))
+    try:
+        save_warmstart(policy, folder, asdict(record))
+    except (InfrastructureError, OSError, RuntimeError, SafetensorError) as error:
+        log.warning(
+            "the warm start could not be kept in %s (%s); the run goes on, but a resume has to train it again. "
+            "Set warmstart.cache_dir to a folder that can be written.",
+            folder.parent,
+            error,
+        )
     return policy, record
 
 

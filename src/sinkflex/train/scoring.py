@@ -46,9 +46,16 @@ def score_packed(
     return scored if isinstance(scored, tuple) else (scored, None)
 
 
-def score_rows(policy: Policy, rows: Sequence[TokenRow], *, temperature: float, token_budget: int = 1 << 30) -> Tensor:
+def score_rows(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    *,
+    temperature: float,
+    token_budget: int = 1 << 30,
+    prefix_tree: str = "off",
+) -> Tensor:
     """Logprobs [N] of all trained tokens, rows end to end."""
-    packed, _ = pack_rows(rows, token_budget=token_budget, device=policy.device)
+    packed, _ = pack_rows(rows, token_budget=token_budget, device=policy.device, prefix_tree=prefix_tree)
     parts = [score_packed(policy, row, temperature=temperature)[0] for row in packed]
     flat = torch.cat([row.flat for row in packed])
     return torch.cat(parts).index_select(0, torch.argsort(flat))

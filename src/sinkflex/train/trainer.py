@@ -19,6 +19,10 @@ from sinkflex.rollout.trajectory import Group, Trajectory
 from sinkflex.train.batch_metrics import batch_metrics
 from sinkflex.train.sampling import GroupSource, StepGroups
 from sinkflex.train.update import PolicyUpdater, UpdateBatch
+from sinkflex.types import StopReason
+
+LENGTH_BUDGETS = frozenset({StopReason.MAX_STEPS, StopReason.CONTEXT_LENGTH, StopReason.EPISODE_TIMEOUT})
+"""Cuts that say nothing about what the policy did up to them; too many invalid actions do."""
 
 Estimator = Callable[[Tensor, Tensor], Tensor]
 
@@ -147,7 +151,7 @@ class Trainer:
         keep = [
             index
             for index, trajectory in enumerate(members)
-            if not (self.rewards.overlong == "mask" and trajectory.truncated)
+            if not (self.rewards.overlong == "mask" and trajectory.stop_reason in LENGTH_BUDGETS)
         ]
         if not keep or not bool(advantages[keep].any()):
             return None, advantages

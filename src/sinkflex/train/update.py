@@ -179,6 +179,7 @@ class PolicyUpdater:
         old = torch.empty_like(rollout)
         reference = torch.empty_like(rollout) if self.reference is not None else None
         packed, plan = self._pack(batch.rows)
+        self.policy.model.eval()
         with torch.no_grad():
             for micro in packed:
                 old[micro.flat] = score_packed(self.policy, micro, temperature=settings.temperature)[0]
@@ -227,7 +228,7 @@ class PolicyUpdater:
     ) -> tuple[float, Mapping[str, Statistic]]:
         settings = self.settings
         objective = POLICY_LOSSES[settings.loss]
-        # The entropy's backward is another pass over the vocabulary: asked for only where it is used or cheap to show.
+        # Without an entropy bonus the entropy is only shown; it gets no gradient and costs no backward.
         logprobs, entropy = score_packed(self.policy, micro, temperature=settings.temperature, with_entropy=True)
         owner, trained = fixed.owner[place], torch.ones_like(place, dtype=torch.bool)
         output = objective(

@@ -15,9 +15,12 @@ from sinkflex.rollout.trajectory import EpisodeFailure, Trajectory
 from sinkflex.train.demonstrations import plain_action
 from sinkflex.train.sampling import Collect
 from sinkflex.train.tasks import derive_seed
+from sinkflex.train.timed_env import TimedEnv
 from sinkflex.types import Message, Role, ToolCall, ToolSchema
 
 _MAX_FLOOR_ACTIONS = 400
+HAND_OFF_PREFIX = "transfer_to_human"
+"""How hand-off tools are named, here and in tau2-bench."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,29 +105,38 @@ def validate(
     )
 
 
-def measure_floors(env: Any, task_ids: Sequence[str], *, split: str) -> dict[str, Estimate]:
-    """Score two agents that know nothing: what a score must be compared with.
+def measure_floors(
+    env: Any, task_ids: Sequence[str], *, split: str, step_timeout_s: float = 60.0
+) -> dict[str, Estimate]:
+    """Score three agents that know nothing: what a score must be compared with.
 
-    ``do_nothing`` says one farewell until the episode ends; ``random`` calls tools at random with arguments picked from
-    what it has seen, and now and then says something.
+    ``do_nothing`` says one farewell until the episode ends; ``hand_off`` passes every user on to a human at once, where
+    there is a tool for it; ``random`` calls tools at random with arguments picked from what it has seen, and now and
+    then says something.
 
     Args:
         env: an environment with action format auto.
         task_ids: the tasks.
         split: their split.
+        step_timeout_s: seconds a reset or a step may take.
+
+    Raises:
+        EnvError: the environment raised.
+        DeadlineError: a reset or a step took too long.
     """
-    scores: dict[str, list[list[float]]] = {"do_nothing": [], "random": []}
+    scores: dict[str, list[list[float]]] = {"do_nothing": [], "random": [], "hand_off": []}
     for task_id in task_ids:
         rng = random.Random(derive_seed("floor", task_id))
-        for name, agent in (("do_nothing", _do_nothing), ("random", _random_action)):
-            scores[name].append([_play(env, task_id, split, agent, rng)])
+        timed = TimedEnv(env, task_id=task_id, step_timeout_s=step_timeout_s)
+        for name, agent in (("do_nothing", _do_nothing), ("random", _random_action), ("hand_off", _hand_off)):
+            scores[name].append([_play(timed, task_id, split, agent, rng)])
     return {name: mean_at_k(table) for name, table in scores.items()}
 
 
 Agent = Callable[[Sequence[ToolSchema], Sequence[str], random.Random], Message]
 
 
-def _play(env: Any, task_id: str, split: str, agent: Agent, rng: random.Random) -> float:
+def _play(env: TimedEnv, task_id: str, split: str, agent: Agent, rng: random.Random) -> float:
     options = {"task_id": task_id, "split": split, "group_seed": derive_seed("validation", task_id)}
     _, info = env.reset(options=options)
     tools, seen = info["tools"], _words(info["messages"])
@@ -138,6 +150,15 @@ def _play(env: Any, task_id: str, split: str, agent: Agent, rng: random.Random) 
 
 def _do_nothing(tools: Sequence[ToolSchema], seen: Sequence[str], rng: random.Random) -> Message:
     return Message(role=Role.ASSISTANT, content="Goodbye.")
+
+
+def _hand_off(tools: Sequence[ToolSchema], seen: Sequence[str], rng: random.Random) -> Message:
+    tool = next((tool for tool in tools if tool.name.startswith(HAND_OFF_PREFIX)), None)
+    if tool is None:
+        return _do_nothing(tools, seen, rng)
+    schemas = tool.parameters.get("properties", {})
+    arguments = {name: _random_value(schema, ["other"], rng) for name, schema in schemas.items()}
+    return Message(role=Role.ASSISTANT, tool_calls=(ToolCall(name=tool.name, arguments=arguments),))
 
 
 def _random_action(tools: Sequence[ToolSchema], seen: Sequence[str], rng: random.Random) -> Message:

@@ -31,6 +31,8 @@ class WarmstartPlan:
         batch_tokens: tokens a step, packed without padding.
         lr: peak learning rate; linear warm-up over the first 20 steps, then cosine to a tenth.
         copy_steps: for that many first steps every second batch is short random copying.
+        bare_steps: for that many first steps the rows come without the system prompt that begins all of them.
+        prefix_tree: ``"auto"``, ``"on"`` or ``"off"``: hold what the rows of a batch share once.
         seed: order of the rows and content of the copy sequences.
     """
 
@@ -38,6 +40,8 @@ class WarmstartPlan:
     batch_tokens: int
     lr: float
     copy_steps: int
+    bare_steps: int
+    prefix_tree: str
     seed: int
 
 
@@ -78,6 +82,15 @@ def copy_rows(*, token_budget: int, token_ids: Sequence[int], rng: random.Random
     return rows
 
 
+def shared_beginning(rows: Sequence[TokenRow]) -> int:
+    """How many tokens all rows begin with: system prompt, tools, greeting. Ends a token before any is trained."""
+    first = rows[0].ids
+    length = min(row.loss_mask.index(True) - 1 for row in rows)
+    for row in rows[1:]:
+        length = next((i for i, (a, b) in enumerate(zip(first[:length], row.ids, strict=False)) if a != b), length)
+    return length
+
+
 def train_warmstart(
     policy: Policy,
     rows: Sequence[TokenRow],
@@ -102,18 +115,24 @@ def train_warmstart(
         ModelError: the loss is not finite; the message carries the step.
     """
     rng = random.Random(plan.seed)
+    shared = shared_beginning(rows)
+    bare = [TokenRow(ids=row.ids[shared:], loss_mask=row.loss_mask[shared:]) for row in rows]
+    # What a packed batch holds once does not count against its budget.
+    counted_from = 0 if plan.prefix_tree == "off" else shared
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=0.01)
-    order: list[TokenRow] = []
+    order: list[int] = []
     losses = []
     for step in range(plan.steps):
         copying = step < plan.copy_steps and step % 2 == 1
         if copying:
             batch = copy_rows(token_budget=plan.batch_tokens // 2, token_ids=copy_token_ids, rng=rng)
+        elif step < plan.bare_steps:
+            batch = [bare[index] for index in _next_batch(order, bare, plan.batch_tokens, rng)]
         else:
-            batch = _next_batch(order, rows, plan.batch_tokens, rng)
+            batch = [rows[index] for index in _next_batch(order, rows, plan.batch_tokens, rng, counted_from)]
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * _schedule(step, plan.steps)
-        logprobs = score_rows(policy, batch, temperature=1.0)
+        logprobs = score_rows(policy, batch, temperature=1.0, prefix_tree=plan.prefix_tree)
         loss = -logprobs.mean()
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -136,15 +155,18 @@ def save_warmstart(policy: Policy, folder: Path, record: dict[str, Any]) -> None
         write_manifest(staging, {"kind": "warmstart"})
 
 
-def _next_batch(order: list[TokenRow], rows: Sequence[TokenRow], budget: int, rng: random.Random) -> list[TokenRow]:
-    batch: list[TokenRow] = []
+def _next_batch(
+    order: list[int], rows: Sequence[TokenRow], budget: int, rng: random.Random, counted_from: int = 0
+) -> list[int]:
+    """Deal rows until their tokens from ``counted_from`` on fill the budget; ``order`` holds what is not dealt yet."""
+    batch: list[int] = []
     used = 0
     while used < budget:
         if not order:
-            order.extend(rows)
+            order.extend(range(len(rows)))
             rng.shuffle(order)
         batch.append(order.pop())
-        used += len(batch[-1].ids)
+        used += len(rows[batch[-1]].ids) - counted_from
     return batch
 
 

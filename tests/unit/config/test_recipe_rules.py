@@ -26,6 +26,9 @@ RECIPES = Path(__file__).resolve().parents[3] / "recipes"
         (["rollout.max_new_tokens=512"], r"max_new_tokens = 512 leaves no room for a prompt"),
         (["algo.minibatches=999"], r"algo.minibatches = 999 exceeds the 128 trajectories"),
         (["algo.overlong=penalty", "algo.overlong_buffer=512"], r"overlong_buffer = 512 must be below"),
+        (["algo.clip_low=0.2", "algo.clip_high=0.3"], r"'grpo' clips on both sides alike.*loss = 'dapo'"),
+        (["algo.loss=gspo", "algo.dual_clip=3.0"], r"dual_clip = 3.0 has no meaning for algo.loss = 'gspo'"),
+        (["optim.betas=[0.9, 1.0]"], r"optim.betas holds 1.0; each must lie in \[0, 1\)"),
         (["env.validation_split=train"], r"both 'train'; a score on the training tasks is not validation"),
         (["validation.pass_k=[1, 2]"], r"pass_k has 2, but validation.samples = 1"),
         (["validation.pass_k=[0]"], r"pass_k has 0"),
@@ -86,7 +89,7 @@ def test_every_shipped_recipe_is_valid(path):
 
 def test_shipped_recipes_are_found_by_name_or_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert {"quickstart", "retail", "telecom", "gpt-oss-20b-lora"} <= set(shipped_recipes())
+    assert {"quickstart", "retail", "telecom", "tau2-retail", "gpt-oss-20b-lora"} <= set(shipped_recipes())
     for name in ("quickstart", "quickstart.toml", "recipes/quickstart.toml", str(RECIPES / "quickstart.toml")):
         assert find_recipe(name) == RECIPES / "quickstart.toml"
     own = tmp_path / "quickstart.toml"

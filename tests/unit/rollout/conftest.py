@@ -119,7 +119,8 @@ class EchoEnv:
             del info["messages"]
         if ended and self._fails("no_score"):
             del info["score"]
-        return "", info.get("score", 0.0), ended, False, info
+        reward = float("nan") if self._fails("nan_reward") else info.get("score", 0.0)
+        return "", reward, ended, False, info
 
     def close(self) -> None:
         self.closed += 1

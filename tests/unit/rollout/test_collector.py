@@ -187,7 +187,9 @@ def test_nothing_asked_nothing_given(make_bench: Callable[..., Any]) -> None:
 
 
 def test_a_prompt_without_room_is_refused_by_name(make_bench: Callable[..., Any]) -> None:
-    with pytest.raises(RolloutError, match=r"task 'a': its prompt of \d+ tokens leaves no room in max_length=10"):
+    with pytest.raises(
+        RolloutError, match=r"EnvError: task 'a': its prompt of \d+ tokens leaves no room in max_length=10"
+    ):
         make_bench(max_length=10).collector.run(PAIR[:1], seed=1)
 
 

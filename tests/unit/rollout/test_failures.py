@@ -103,3 +103,12 @@ def test_an_environment_that_cannot_be_made_is_a_failure_too(make_bench: Callabl
     bench.collector._make_env = broken
     with pytest.raises(RolloutError, match=r"6 of 6 episodes failed .* OSError: no such image"):
         bench.collector.run(GROUPS, seed=1)
+
+
+def test_a_reward_that_is_no_number_loses_the_episode_and_names_the_task(
+    make_bench: Callable[..., Any], fault_type: Any
+) -> None:
+    fault = fault_type(kind="nan_reward", turn=1, tasks=frozenset({"a"}))
+    groups = make_bench(fault=fault, failures=TOLERANT).collector.run(GROUPS, seed=1)
+    assert groups[0].trajectories == ()
+    assert "task 'a': the environment's reward is nan" in groups[0].failures[0].message

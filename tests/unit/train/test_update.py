@@ -97,6 +97,19 @@ def gradients_after(
     return {name: p.grad.clone() for name, p in policy.trainable().items() if p.grad is not None}
 
 
+def test_scores_are_taken_without_dropout_and_gradients_with_the_model_in_train_mode(policy: Policy) -> None:
+    modes: list[tuple[bool, bool]] = []
+    policy.model.register_forward_hook(lambda module, *_: modes.append((torch.is_grad_enabled(), module.training)))
+    policy.model.model.register_forward_hook(
+        lambda module, *_: modes.append((torch.is_grad_enabled(), module.training))
+    )
+    policy.model.train()
+    batch = batch_of(policy, make_rows(), [1.0, -0.5, 0.25, -0.75])
+    modes.clear()
+    gradients_after(policy, batch, SETTINGS)
+    assert modes == [(False, False), (True, True)]
+
+
 def test_packed_scores_equal_separate_rows(policy: Policy) -> None:
     rows = make_rows()
     packed = score_rows(policy, rows, temperature=0.7)

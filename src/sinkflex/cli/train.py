@@ -31,6 +31,9 @@ def train(
     resume_from: Annotated[
         str | None, typer.Option(metavar="STEP", help="Continue from this checkpoint, for example step_000010.")
     ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume under a recipe that differs from the stored one.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the resolved recipe and stop.")
     ] = False,
@@ -50,7 +53,7 @@ def train(
     console = Console(soft_wrap=True)
     console.print(f"run folder: {folder}", highlight=False)
     try:
-        loop.run(resolved, out=folder, resume=resume, resume_from=resume_from)
+        loop.run(resolved, out=folder, resume=resume, resume_from=resume_from, allow_changes=allow_changes)
     except KeyboardInterrupt:
         console.print(f"\nstopped; continue with: sinkflex train --resume --out {folder}", highlight=False)
         raise typer.Exit(130) from None
@@ -113,6 +116,8 @@ def _print_plan(recipe: Recipe, out: Path | None) -> None:
     text = dump_recipe(recipe)
     if out is None:
         typer.echo(text, nl=False)
+    elif any((out / "checkpoints").glob("step_*")):
+        raise ConfigError(f"{out} holds a run, whose {CONFIG_FILE} is not overwritten; choose another --out")
     else:
         out.mkdir(parents=True, exist_ok=True)
         (out / CONFIG_FILE).write_text(text, encoding="utf-8")

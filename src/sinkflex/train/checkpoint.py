@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from sinkflex.errors import CheckpointError, InfrastructureError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_WRITER = re.compile(r"-\d+$")
+"""The process id at the end of a temporary folder's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +116,40 @@ class CheckpointStore:
                 torch.save(tensors, staging / "trainer.pt")
                 (staging / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
                 write_manifest(staging, {"step": step, "score": score})
-            except RuntimeError as error:
-                # torch and safetensors report a full disk as RuntimeError.
+            except (RuntimeError, SafetensorError) as error:
+                # How torch and safetensors report a full disk.
                 raise OSError(str(error)) from error
-        self._prune()
-        return CheckpointInfo(path=target, step=step, score=score)
+        saved = CheckpointInfo(path=target, step=step, score=score)
+        self._prune(saved)
+        return saved
+
+    def recover(self) -> None:
+        """Clear up after processes that were killed while writing: finish a half-done replacement, drop half a write.
+
+        Call it when no other process writes here.
+        """
+        for old in sorted(self.folder.glob(".old-step_*")):
+            target = self.folder / _WRITER.sub("", old.name.removeprefix(".old-"))
+            if target.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(target)
+        for half in self.folder.glob(".tmp-step_*"):
+            shutil.rmtree(half)
+
+    def set_aside(self, *, after: int) -> list[Path]:
+        """Move checkpoints of steps beyond ``after`` to ``abandoned-1``, ``abandoned-2``, ...; return where they went.
+
+        A run that goes on from an earlier step takes another way from there; its checkpoints must not be mixed with
+        those of the way it leaves.
+        """
+        later = [path for path in sorted(self.folder.glob("step_*")) if path.name > f"step_{after:06d}"]
+        if not later:
+            return []
+        number = 1 + len(list(self.folder.glob("abandoned-*")))
+        target = self.folder / f"abandoned-{number}"
+        target.mkdir()
+        return [path.rename(target / path.name) for path in later]
 
     def complete(self) -> list[CheckpointInfo]:
         """All complete checkpoints, oldest first; damaged manifests are skipped here and refused by ``load``."""
@@ -148,15 +181,16 @@ class CheckpointStore:
             return CheckpointInfo(path=chosen, step=int(record["step"]), score=record["score"])
         good = next((path for path in reversed(folders) if path < chosen and find_damage(path) is None), None)
         offer = (
-            f"resume from the good one before it with --resume-from {good.name}"
+            f"the good one before it is {good.name}: resume from it with --resume-from {good.name}, or score it with "
+            f"sinkflex eval --checkpoint {good.name}"
             if good
             else ("no earlier good checkpoint exists; start again with another --out")
         )
         raise CheckpointError(f"checkpoint {chosen.name} is damaged ({damage}); {offer}")
 
-    def _prune(self) -> None:
+    def _prune(self, saved: CheckpointInfo) -> None:
         complete = self.complete()
-        keep = {info.path for info in complete[-self.keep_last :]}
+        keep = {saved.path, *(info.path for info in complete[-self.keep_last :])}
         scored = [info for info in complete if info.score is not None]
         if self.keep_best and scored:
             keep.add(max(scored, key=lambda info: (info.score, info.step)).path)

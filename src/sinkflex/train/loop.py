@@ -6,79 +6,62 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from sinkflex.config import Recipe, dump_recipe, load_recipe
-from sinkflex.errors import CheckpointError, ConfigError, InfrastructureError
+from sinkflex.config import Recipe
+from sinkflex.errors import InfrastructureError
 from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.train.build import Parts, build_parts
 from sinkflex.train.checkpoint import CheckpointInfo, CheckpointStore, read_checkpoint
 from sinkflex.train.determinism import repeatable
-from sinkflex.train.metrics import MetricsLog
+from sinkflex.train.metrics import MetricsLog, check_sinks
 from sinkflex.train.policy_setup import pick_device
 from sinkflex.train.progress import Progress
+from sinkflex.train.run_folder import claim, locked
 from sinkflex.train.validation import ValidationResult, measure_floors, validate
 
-CONFIG = "config.toml"
 
-
-def run(recipe: Recipe, *, out: Path, resume: bool = False, resume_from: str | None = None) -> None:
+def run(
+    recipe: Recipe,
+    *,
+    out: Path,
+    resume: bool = False,
+    resume_from: str | None = None,
+    allow_changes: bool = False,
+) -> None:
     """Train a recipe to its end.
 
     Args:
         recipe: what to run.
         out: run folder; gets ``config.toml``, ``metrics.jsonl``, ``trajectories/`` and ``checkpoints/``.
         resume: continue from the newest checkpoint in the run folder, bit for bit.
-        resume_from: continue from this checkpoint instead, for example ``"step_000010"``.
+        resume_from: continue from this checkpoint instead, for example ``"step_000010"``; later ones are kept in
+            ``checkpoints/abandoned-*``.
+        allow_changes: resume though the recipe differs from the stored one.
 
     Raises:
-        ConfigError: the folder holds a run and ``resume`` is False, or its recipe differs from this one.
+        ConfigError: the folder holds a run and ``resume`` is False, its recipe differs from this one, or another
+            process runs in it.
         CheckpointError: there is nothing to resume, or the checkpoint is damaged.
         InfrastructureError: the disk refused a write; what was written before is whole.
     """
     resuming = resume or resume_from is not None
-    _claim(out, recipe, resuming)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     store = CheckpointStore(
         out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
-    checkpoint = store.choose(resume_from) if resuming else None
-    with repeatable(pick_device(recipe)), Progress(recipe) as progress:
+    with locked(out), repeatable(pick_device(recipe)), Progress(recipe) as progress:
+        claim(out, recipe, resuming=resuming, allow_changes=allow_changes)
+        store.recover()
+        checkpoint = store.choose(resume_from) if resuming else None
+        check_sinks(recipe)
         parts = build_parts(recipe, on_warmstart_step=progress.warmstart)
+        if checkpoint is not None:
+            store.set_aside(after=checkpoint.step)
         session = _Session(recipe, out, store, parts, progress, checkpoint)
         session.run()
-
-
-def _claim(folder: Path, recipe: Recipe, resuming: bool) -> None:
-    """Write the resolved recipe into a fresh folder, or check that a resumed one matches."""
-    config = folder / CONFIG
-    if resuming:
-        if not config.is_file():
-            raise CheckpointError(f"{folder} holds no run to resume; start it without --resume")
-        stored = load_recipe(config)
-        changed = sorted(_differences(stored.model_dump(), recipe.model_dump()))
-        if changed:
-            raise ConfigError(
-                f"cannot resume {folder}: the recipe differs from the one it was started with in {', '.join(changed)}; "
-                f"resume with the stored one: sinkflex train {config} --resume --out {folder}"
-            )
-        return
-    if config.exists() and any((folder / "checkpoints").glob("step_*")):
-        raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(dump_recipe(recipe))
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterable[str]:
-    for key in old.keys() | new.keys():
-        path = f"{prefix}{key}"
-        if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            yield from _differences(old[key], new[key], f"{path}.")
-        elif old.get(key) != new.get(key) and path != "run.out":
-            yield path
 
 
 class _Session:

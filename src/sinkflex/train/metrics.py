@@ -13,13 +13,14 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from sinkflex.config import Recipe
 from sinkflex.errors import ConfigError, InfrastructureError
-from sinkflex.train.trackers import MetricsSink, RunIdentity, open_sinks
+from sinkflex.train.trackers import MetricsSink, RunIdentity, open_sinks, require_trackers
 
 FILE_NAME = "metrics.jsonl"
 
@@ -83,7 +84,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the file and the trackers."""
-        self._file.close()
+        with suppress(OSError):
+            # A line that a full disk refused may still be buffered; what was refused has been said already.
+            self._file.close()
         for sink in tuple(self._sinks):
             try:
                 sink.close()
@@ -139,15 +142,32 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
-        records.append(json.loads(line))
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}, line {number} is no JSON ({error}); repair or delete that line, the others are kept"
+            ) from error
     return records
 
 
+def check_sinks(recipe: Recipe) -> None:
+    """Find out before anything is trained whether the recipe's trackers are installed.
+
+    Raises:
+        MissingExtraError: one is not; the message has the command.
+    """
+    require_trackers(_tracker_names(recipe))
+
+
+def _tracker_names(recipe: Recipe) -> list[str]:
+    return [name for name in ("tensorboard", "wandb", "mlflow") if getattr(recipe.logging, name)]
+
+
 def _recipe_sinks(folder: Path, recipe: Recipe, resume_step: int | None) -> list[MetricsSink]:
-    names = [name for name in ("tensorboard", "wandb", "mlflow") if getattr(recipe.logging, name)]
     identity = RunIdentity(
         folder=folder,
         project=recipe.logging.project,
@@ -155,7 +175,7 @@ def _recipe_sinks(folder: Path, recipe: Recipe, resume_step: int | None) -> list
         settings=recipe.model_dump(mode="json"),
         resume_step=resume_step,
     )
-    return open_sinks(names, identity)
+    return open_sinks(_tracker_names(recipe), identity)
 
 
 def _keep_lines(path: Path, last_step: int) -> list[dict[str, Any]]:

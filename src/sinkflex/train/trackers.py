@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sinkflex.errors import MissingExtraError, unknown_name
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class TensorBoardSink:
     name = "TensorBoard"
 
     def __init__(self, identity: RunIdentity) -> None:
-        tensorboard = _require("torch.utils.tensorboard", extra="train", package="tensorboard")
+        tensorboard = _require("tensorboard")
         purge = None if identity.resume_step is None else identity.resume_step + 1
         self._writer = tensorboard.SummaryWriter(str(identity.folder / "tensorboard"), purge_step=purge)
 
@@ -70,7 +73,7 @@ class WandbSink:
     name = "Weights & Biases"
 
     def __init__(self, identity: RunIdentity) -> None:
-        wandb = _require("wandb", extra="wandb", package="wandb")
+        wandb = _require("wandb")
         self._run = wandb.init(
             project=identity.project,
             name=identity.name,
@@ -98,7 +101,7 @@ class MlflowSink:
     name = "MLflow"
 
     def __init__(self, identity: RunIdentity) -> None:
-        mlflow = _require("mlflow", extra="mlflow", package="mlflow")
+        mlflow = _require("mlflow")
         self._client = mlflow.MlflowClient()
         experiment = mlflow.set_experiment(identity.project)
         self._run_id = _kept_id(
@@ -127,9 +130,26 @@ SINKS: dict[str, Callable[[RunIdentity], MetricsSink]] = {
 }
 """Trackers by their name in ``[logging]``."""
 
+PACKAGES: dict[str, tuple[str, str, str]] = {
+    "tensorboard": ("torch.utils.tensorboard", "train", "tensorboard"),
+    "wandb": ("wandb", "wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow", "mlflow"),
+}
+"""What each tracker needs: module, extra of sinkflex, package."""
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Import the packages of trackers.
+
+    Raises:
+        MissingExtraError: one is not installed; the message has the command.
+    """
+    for name in names:
+        _require(name)
+
 
 def open_sinks(names: Sequence[str], identity: RunIdentity) -> list[MetricsSink]:
-    """Open trackers by name.
+    """Open trackers by name; one that fails to open (its server is out of reach, say) is reported and left out.
 
     Args:
         names: keys of ``SINKS``.
@@ -142,10 +162,19 @@ def open_sinks(names: Sequence[str], identity: RunIdentity) -> list[MetricsSink]
     for name in names:
         if name not in SINKS:
             raise ValueError(unknown_name("tracker", name, SINKS))
-    return [SINKS[name](identity) for name in names]
+    sinks: list[MetricsSink] = []
+    for name in names:
+        try:
+            sinks.append(SINKS[name](identity))
+        except MissingExtraError:
+            raise
+        except Exception as error:
+            log.warning("%s cannot be opened and is left out (%s: %s)", name, type(error).__name__, error)
+    return sinks
 
 
-def _require(module: str, *, extra: str, package: str) -> Any:
+def _require(name: str) -> Any:
+    module, extra, package = PACKAGES[name]
     try:
         return importlib.import_module(module)
     except ImportError as error:

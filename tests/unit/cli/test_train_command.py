@@ -34,8 +34,8 @@ def loop(monkeypatch):
     """Replace the training loop by one that records its arguments and writes a one-step run."""
     calls: list[dict] = []
 
-    def fake(recipe: Recipe, *, out: Path, resume: bool, resume_from: str | None) -> Path:
-        calls.append({"recipe": recipe, "out": out, "resume": resume, "resume_from": resume_from})
+    def fake(recipe: Recipe, *, out: Path, **options: object) -> Path:
+        calls.append({"recipe": recipe, "out": out, **options})
         out.mkdir(parents=True, exist_ok=True)
         (out / "config.toml").write_text(dump_recipe(recipe))
         (out / "metrics.jsonl").write_text(json.dumps({"step": 1, "wall_s": 2.0, "critic/score/mean": 0.5}) + "\n")
@@ -98,6 +98,21 @@ def test_a_dry_run_writes_the_resolved_recipe_and_nothing_else(run, loop):
     assert [path.name for path in Path("plan").iterdir()] == ["config.toml"]
     assert "wrote plan/config.toml" in out
     assert "nothing was run" in err
+
+
+def test_a_dry_run_leaves_a_run_alone(run, loop):
+    run("train", "--out", "here")
+    Path("here/checkpoints/step_000001").mkdir(parents=True)
+    stored = Path("here/config.toml").read_text()
+    status, _, err = run("train", "--set", "run.seed=7", "--dry-run", "--out", "here")
+    assert (status, Path("here/config.toml").read_text()) == (2, stored)
+    assert "here holds a run, whose config.toml is not overwritten" in err
+
+
+def test_a_changed_recipe_is_passed_on_when_asked_for(run, loop):
+    run("train", "--out", "here")
+    run("train", "--resume", "--out", "here", "--set", "optim.lr=1e-5", "--allow-changes")
+    assert [call["allow_changes"] for call in loop] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from sinkflex.errors import CheckpointError, InfrastructureError
 from sinkflex.train.checkpoint import CheckpointStore, atomic_folder, find_damage, read_checkpoint
@@ -116,3 +117,46 @@ def test_saving_a_step_again_replaces_it(store: CheckpointStore) -> None:
     save(store, 1, 0.1)
     save(store, 1, 0.3)
     assert [(info.step, info.score) for info in store.complete()] == [(1, 0.3)]
+
+
+def test_a_disk_that_safetensors_reports_in_its_own_way_is_the_same_failure(store: CheckpointStore) -> None:
+    def full_disk(folder: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(InfrastructureError, match=r"No space left on device.*Free disk space"):
+        store.save(step=1, score=None, write_policy=full_disk, tensors={}, state={})
+
+
+def test_the_way_that_a_resumed_run_leaves_is_kept_apart(store: CheckpointStore) -> None:
+    for step, score in ((5, 0.9), (15, 0.1), (20, 0.2)):
+        save(store, step, score)
+    moved = store.set_aside(after=5)
+    assert [str(path.relative_to(store.folder)) for path in moved] == [
+        "abandoned-1/step_000015",
+        "abandoned-1/step_000020",
+    ]
+    assert [find_damage(path) for path in moved] == [None, None]
+    save(store, 10, 0.3)
+    assert [info.step for info in store.complete()] == [5, 10]
+    assert store.choose().step == 10
+    assert store.set_aside(after=10) == []
+
+
+def test_what_was_just_saved_is_never_pruned(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=1, keep_best=False)
+    save(store, 20)
+    save(store, 10)
+    assert 10 in [info.step for info in store.complete()]
+
+
+def test_a_killed_writer_leaves_nothing_behind(store: CheckpointStore) -> None:
+    kept = save(store, 1)
+    replaced = save(store, 2)
+    replaced.rename(store.folder / ".old-step_000002-4711")  # killed between the two renames of a replacement
+    kept_copy = store.folder / ".old-step_000001-4711"  # killed after them
+    kept_copy.mkdir()
+    (store.folder / ".tmp-step_000003-4711").mkdir()
+    store.recover()
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step_000001", "step_000002"]
+    assert find_damage(kept) is None
+    assert store.choose().step == 2

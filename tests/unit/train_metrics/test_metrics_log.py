@@ -14,7 +14,8 @@ import pytest
 
 from sinkflex.config import load_recipe
 from sinkflex.errors import ConfigError, InfrastructureError, MissingExtraError
-from sinkflex.train.metrics import MetricsLog, read_metrics
+from sinkflex.train import trackers
+from sinkflex.train.metrics import MetricsLog, check_sinks, read_metrics
 from sinkflex.train.trackers import RunIdentity, open_sinks
 
 RECIPE = load_recipe(None, ["logging.tensorboard=false"])
@@ -252,3 +253,49 @@ def test_mlflow_gets_allowed_names_and_keeps_its_run_over_a_resume(tmp_path, mon
         ("metric", "r1", "val-core/T/reward/pass_hat_2", 0.25, 3),
         ("end", "r1"),
     ]
+
+
+def test_a_tracker_that_cannot_be_opened_is_named_and_left_out(tmp_path, monkeypatch, caplog):
+    def out_of_reach(identity):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(trackers.SINKS, "wandb", out_of_reach)
+    assert [sink.name for sink in open_sinks(["wandb", "tensorboard"], identity(tmp_path))] == ["TensorBoard"]
+    assert "wandb cannot be opened and is left out (ConnectionError: no route to host)" in caplog.text
+
+
+def test_missing_extras_are_found_before_anything_is_trained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtraError, match=r"logging.wandb needs wandb"):
+        check_sinks(load_recipe(None, ["logging.wandb=true", "logging.tensorboard=false"]))
+    check_sinks(load_recipe(None, ["logging.tensorboard=false"]))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step" 2}\n{"step": 3}\n')
+    with pytest.raises(ConfigError, match=r"metrics.jsonl, line 2 is no JSON"):
+        read_metrics(tmp_path)
+
+
+def test_a_disk_that_is_still_full_on_closing_hides_nothing(tmp_path):
+    closed = []
+
+    class Sink:
+        name = "closing"
+
+        def log(self, step, metrics):
+            pass
+
+        def close(self):
+            closed.append(True)
+
+    log = MetricsLog(tmp_path, load_recipe(None, []), sinks=[Sink()])
+    log._file.close()
+
+    class Full:
+        def close(self):
+            raise OSError("No space left on device")
+
+    log._file = Full()
+    log.close()
+    assert closed == [True]

@@ -4,7 +4,8 @@
 
 Two runs of one small recipe: one undisturbed, one killed at random moments (during the warm start, a rollout, an
 update, a checkpoint's write) and continued with ``--resume``. A kill before the first checkpoint starts again, as a
-user would. Exit status 1 when a single weight differs.
+user would. Exit status 1 when anything differs: a weight, the optimiser's or the generators' state, the data position,
+or a figure in ``metrics.jsonl`` (times apart).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -57,9 +59,38 @@ def command(out: Path, cache: Path, *, resume: bool) -> list[str]:
     return [*program, "--resume"] if resume else program
 
 
-def weights_hash(out: Path) -> str:
+def fingerprint(out: Path) -> dict[str, str]:
+    """Hashes of the weights, the trainer's tensors and state at the last checkpoint, and of all figures."""
     last = sorted((out / "checkpoints").glob("step_*"))[-1]
-    return f"{last.name}:{hashlib.sha256((last / 'policy' / 'model.safetensors').read_bytes()).hexdigest()}"
+    figures = [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(("wall_s", "timing", "perf"))}
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
+    tensors = torch.load(last / "trainer.pt", weights_only=True)
+    state = json.loads((last / "state.json").read_text())
+    state.pop("warmstart", None)  # says whether the warm start was trained or came from the cache
+    return {
+        "step": last.name,
+        "weights": hashlib.sha256((last / "policy" / "model.safetensors").read_bytes()).hexdigest(),
+        "trainer": hashlib.sha256(repr(list(flat(tensors))).encode()).hexdigest(),
+        "state": hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(),
+        "figures": hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest(),
+    }
+
+
+def flat(value: object) -> Iterator[object]:
+    """Leaves of nested state, tensors as their bytes."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from flat(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat(item)
+    elif isinstance(value, torch.Tensor):
+        yield value.numpy().tobytes()
+    else:
+        yield value
 
 
 def run_to_end(out: Path, cache: Path) -> float:
@@ -113,17 +144,18 @@ def main() -> int:
             longest_s=min(undisturbed_s, 30.0),
             seed=arguments.seed,
         )
-        hashes = weights_hash(root / "undisturbed"), weights_hash(root / "killed")
+        prints = fingerprint(root / "undisturbed"), fingerprint(root / "killed")
     record = {
         "command": f"python benchmarks/kill_resume.py --kills {arguments.kills} --seed {arguments.seed}",
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "undisturbed_s": round(undisturbed_s, 1),
         "kills": log,
-        "weights": {"undisturbed": hashes[0], "killed": hashes[1]},
-        "identical": hashes[0] == hashes[1],
+        "undisturbed": prints[0],
+        "killed": prints[1],
+        "identical": prints[0] == prints[1],
     }
-    print(json.dumps(record["weights"], indent=1), "identical:", record["identical"])
+    print(json.dumps(prints, indent=1), "identical:", record["identical"])
     if arguments.out is not None:
         (arguments.out / "kill_resume.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0 if record["identical"] else 1

@@ -359,3 +359,38 @@ class SharedDesk(MockDomain):
     def oracle(self, task: MockTask, world: World) -> Message:
         best = super().oracle(task, world)
         return best if self.worlds[0] is world or best.tool_calls else say(f"please: {best.content}")
+
+
+@expect("reorderings", "a mix of the oracle and its alternatives scores 0")
+class FalseAlternative(MockDomain):
+    def alternatives(self, task: MockTask, world: World) -> tuple[Message, ...]:
+        return () if world.get("lamp", "l1")["mains"] else (call("turn_on_mains"),)
+
+
+@tool(side=Side.AGENT, writes=True)
+def enter_code(world: World, code: str) -> JSONObject:
+    """Enter the fuse box's code.
+
+    Args:
+        code: what it is.
+    """
+    note(world, read=True)
+    return {"ok": code == "7731"}
+
+
+@expect("hearsay", "the user says '7731' first, which neither user_prompt nor")
+class Clairvoyant(MockDomain):
+    """The user opens with a code that only the operator's records hold."""
+
+    agent_tools = agent_kit(enter_code)
+
+    def build_world(self, task: MockTask) -> World:
+        world = super().build_world(task)
+        world.insert("lamp", "box", {"mains": False, "switch": "7731"})
+        return world
+
+    def script(self, task: MockTask) -> Script:
+        return rescripted(super().script(task), opening=("my lamp is dark, the code is 7731",))
+
+    def oracle(self, task: MockTask, world: World) -> Message:
+        return super().oracle(task, world) if facts(world)["read"] else call("enter_code", code="7731")

@@ -7,6 +7,7 @@ other processes can build them as ``broken_envs:broken/NAME-v0``.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import gymnasium
@@ -102,6 +103,23 @@ class Explosive(DualControlEnv):
         if len(action) > 5000:
             raise ValueError("boom")
         return super().step(action)
+
+
+@expect("survival", "took .* s of processor time; bound how much of a message is read")
+class Slow(DualControlEnv):
+    def step(self, action: str) -> Step:
+        if action.startswith("turn off turn off"):
+            started = time.process_time()
+            while time.process_time() - started < 1.2:
+                pass
+        return super().step(action)
+
+
+@expect("survival", "is malformed, but the observation does not say why")
+class Curt(DualControlEnv):
+    def step(self, action: str) -> Step:
+        observation, *rest, info = super().step(action)
+        return ("no." if info["invalid_action"] else observation, *rest, info)
 
 
 @expect("housekeeping", "does not pickle")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
@@ -11,36 +10,54 @@ import pytest
 
 from sinkflex.envs import ENV_IDS
 from sinkflex.envs.checker import check
+from sinkflex.envs.checks.dialogue import hearsay, reorderings
 from sinkflex.envs.checks.fuzz import survival
 from sinkflex.envs.checks.play import Bench, oracle_policy, play_episode, write_action
-from sinkflex.envs.domains.telecom.oracle import _fix_line, _fix_phone, _identify
 from sinkflex.envs.session import facts
 
 BIG = ("sinkflex/Retail-v0", "sinkflex/Telecom-v0")
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_benign_reorderings_of_telecoms_repairs_score_one(split: str) -> None:
-    env = gymnasium.make("sinkflex/Telecom-v0")
-    rng = random.Random(split)
+POOLS = [
+    (env_id, split, tier)
+    for env_id, tiers in (
+        ("sinkflex/Mock-v0", ("easy",)),
+        ("sinkflex/Retail-v0", ("easy", "medium", "long")),
+        ("sinkflex/Telecom-v0", ("easy", "medium", "long")),
+    )
+    for split in ("train", "test")
+    for tier in tiers
+]
 
-    def phone_first(unwrapped: Any, step: int) -> str:
-        """Repair the phone as far as it goes before the line, or either at random; test at the end."""
-        world = unwrapped.episode.world
-        known = facts(world)
-        line = _identify(known) or _fix_line(known, world)
-        if not known["said_line"] or line is None:
-            return write_action(unwrapped.oracle_message())
-        phone = _fix_phone(known, world)
-        is_test = "speed test" in phone.content
-        is_hand_off = bool(line.tool_calls) and line.tool_calls[0].name == "transfer_to_human"
-        if is_test or is_hand_off or rng.random() < 0.3:
-            return write_action(line)
-        return write_action(phone)
 
-    for task_id in env.unwrapped.task_ids(split, "medium")[:150]:
-        played = play_episode(env, task_id, policy=phone_first)
-        assert played.score == 1.0, (task_id, played.why(), played.actions)
+@pytest.mark.parametrize(("env_id", "split", "tier"), POOLS)
+def test_other_right_orders_score_one_and_users_tell_only_what_they_know(env_id: str, split: str, tier: str) -> None:
+    env: Any = gymnasium.make(env_id, disable_env_checker=True).unwrapped
+    bench = Bench(
+        make=lambda: gymnasium.make(env_id, disable_env_checker=True),
+        task_ids=env.task_ids(split, tier)[:40],
+        domain=env.domain,
+        registered=True,
+        env_id=env_id,
+        fuzz=1,
+    )
+    assert list(reorderings(bench)) == []
+    assert list(hearsay(bench)) == []
+
+
+def test_telecom_has_alternatives_only_once_the_customer_is_verified() -> None:
+    env: Any = gymnasium.make("sinkflex/Telecom-v0", disable_env_checker=True).unwrapped
+    offered = 0
+    for task_id in env.task_ids("train", "medium")[:30]:
+        env.reset(options={"task_id": task_id, "group_seed": 0})
+        ended = False
+        while not ended:
+            others = env.domain.alternatives(env.domain.task(task_id), env.episode.world)
+            assert not others or facts(env.episode.world)["verified"]
+            offered += len(others)
+            _, _, terminated, truncated, _ = env.step(write_action(env.oracle_message()))
+            ended = terminated or truncated
+    assert offered > 30
 
 
 def test_two_calls_in_one_action_are_as_good_as_two_actions() -> None:

@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -372,3 +373,22 @@ def test_do_nothing_passes_only_where_the_gold_actions_change_nothing(make_env: 
         assert terminated
         assert StopReason(info["stop_reason"]) is StopReason.USER_STOP
         assert reward == 0.0 or grader.gold_changes_nothing(task_id)
+
+
+def test_the_split_reported_is_the_one_that_holds_the_task() -> None:
+    env = Tau2Env(domain="retail", split="train")
+    held_out = env.task_ids("test")[0]
+    _, info = env.reset(options={"task_id": held_out})
+    assert info["split"] == "test"
+    _, info = env.reset(options={"task_id": held_out, "split": "base"})
+    assert info["split"] == "base"
+    with pytest.raises(TaskError, match=rf"split 'train' of tau2 retail does not hold task '{held_out}'"):
+        env.reset(options={"task_id": held_out, "split": "train"})
+
+
+def test_a_long_message_takes_the_user_no_time_to_speak_of(make_env: Callable[..., Tau2Env]) -> None:
+    env = make_env("telecom")
+    env.reset(seed=0)
+    started = time.process_time()
+    env.step("turn off " * 10_000)
+    assert time.process_time() - started < 1.0

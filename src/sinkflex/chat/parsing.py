@@ -12,7 +12,8 @@ json        ``{"name":"get_line","arguments":{}}``, a list of these, or ``{"cont
 plain       ``Hello``
 ==========  ===========================================================================================
 
-``<|start|>assistant`` at the front and the stop mark at the end are optional.
+``<|start|>assistant`` at the front and the stop mark at the end are optional. In every format a message to the
+user that still holds a control token, the beginnings of a tool call or a thinking mark is malformed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,14 @@ _HARMONY_BODY_ENDS = frozenset({"<|end|>", "<|call|>", "<|return|>"})
 _END_THE_BODY = "end the body with <|end|>, <|call|> or <|return|>."
 _HERMES_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|im_start|>")
 _STOP_MARKS = ("<|im_end|>", "<|endoftext|>", "</s>")
+_LEAKS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"</?think(?:ing)?>"), "holds thinking; close it before the message, in <think>...</think>"),
+    (re.compile(r"<\|[^|<>\s]{1,64}\|>"), "holds a control token; write plain text and stop"),
+    (re.compile(r"<tool_call|<function="), "holds a part of a tool call; send the call alone"),
+    (re.compile(r"```json"), "holds a JSON block; send a tool call alone, without a fence"),
+)
+"""What a message to the user must not hold; each pattern is bounded, so that a search is linear in the text."""
+_CALL_KEYS = (re.compile(r"""["']name["']\s{0,8}:"""), re.compile(r"""["']arguments["']\s{0,8}:"""))
 
 
 class ActionFormat(StrEnum):
@@ -117,7 +126,17 @@ def _checked(action: ParsedAction) -> ParsedAction:
         raise _Malformed("The action is empty; call a tool or write a message to the user.")
     if len(action.tool_calls) > MAX_TOOL_CALLS:
         raise _Malformed(f"The action makes {len(action.tool_calls)} calls; make at most {MAX_TOOL_CALLS}.")
+    _refuse_leaks(action.content)
     return action
+
+
+def _refuse_leaks(content: str) -> None:
+    """Refuse a message that holds what was meant for the machine, not for the user."""
+    for pattern, problem in _LEAKS:
+        if pattern.search(content):
+            raise _Malformed(f"The message to the user {problem}.")
+    if "{" in content and all(key.search(content) for key in _CALL_KEYS):
+        raise _Malformed("The message to the user holds a tool call; send the call alone, without text.")
 
 
 def _without_stop(text: str) -> str:
@@ -128,7 +147,8 @@ def _without_stop(text: str) -> str:
 
 
 def _parse_plain(text: str) -> ParsedAction:
-    return ParsedAction(content=_without_stop(text))
+    reasoning, rest = _split_thinking(_without_stop(text))
+    return ParsedAction(content=rest.strip(), reasoning=reasoning)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import gymnasium
 
-from sinkflex.envs.checks import contract, fuzz, soundness, worlds
+from sinkflex.envs.checks import contract, dialogue, fuzz, soundness, worlds
 from sinkflex.envs.checks.play import Bench
 from sinkflex.envs.gym import DualControlEnv
 from sinkflex.envs.protocol import Domain
@@ -29,7 +29,7 @@ Check: TypeAlias = Callable[[Bench], Iterator[str]]
 ENV_CHECKS: tuple[Check, ...] = (*contract.CHECKS, *fuzz.CHECKS)
 """Run on every environment; each check's name is its function's, its claim the docstring's first line."""
 
-DOMAIN_CHECKS: tuple[Check, ...] = (*worlds.CHECKS, *soundness.CHECKS)
+DOMAIN_CHECKS: tuple[Check, ...] = (*worlds.CHECKS, *soundness.CHECKS, *dialogue.CHECKS)
 """Run besides on environments that play a ``Domain``."""
 
 MAX_FINDINGS = 5

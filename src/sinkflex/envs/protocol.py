@@ -159,6 +159,10 @@ class Domain(ABC, Generic[TaskT]):
         """Return plausible wrong assistant messages for this state; none by default."""
         return ()
 
+    def alternatives(self, task: TaskT, world: World) -> tuple[Message, ...]:
+        """Return messages as right in this state as the oracle's, such as the same repairs in another order."""
+        return ()
+
     def observe(self, task: TaskT, world: World, *, speaker: Side, text: str) -> None:
         """Note in the session what an utterance settles, such as consent; nothing by default."""
 

@@ -20,7 +20,9 @@ from sinkflex.types import JSONObject, JSONValue
 Record: TypeAlias = Mapping[str, JSONValue]
 """One row, read-only: field name to JSON value."""
 
-_Entry: TypeAlias = tuple[str, str, JSONObject | None]
+_Entry: TypeAlias = tuple[str, str, JSONObject | None, int | None]
+"""Table, key, what was there, and for a deleted row the place that it had."""
+
 _HASH_BITS = 128
 
 
@@ -126,8 +128,10 @@ class World:
         if position > len(self._journal) or tail is not snapshot.tail:
             raise EnvError("snapshot is not in this world's past; restore snapshots newest first")
         while len(self._journal) > position:
-            table, key, old = self._journal.pop()
+            table, key, old, place = self._journal.pop()
             self._put(table, key, old)
+            if place is not None:
+                self._move(table, key, place)
 
     @property
     def writes(self) -> int:
@@ -180,7 +184,9 @@ class World:
             raise EnvError(unknown_name("table", table, self._tables)) from None
 
     def _write(self, table: str, key: str, new: JSONObject | None) -> None:
-        self._journal.append((table, key, self._tables[table].get(key)))
+        rows = self._tables[table]
+        place = list(rows).index(key) if new is None else None
+        self._journal.append((table, key, rows.get(key), place))
         self._put(table, key, new)
 
     def _put(self, table: str, key: str, record: JSONObject | None) -> None:
@@ -190,6 +196,12 @@ class World:
             self._tables[table][key] = record
         if self._stale is not None:
             self._stale.add((table, key))
+
+    def _move(self, table: str, key: str, place: int) -> None:
+        """Put a row back where it stood before it was deleted; tools list rows in order."""
+        rows = self._tables[table]
+        for later in list(rows)[place:-1]:
+            rows[later] = rows.pop(later)
 
     def _digest(self, table: str, key: str, record: JSONObject) -> int:
         fields = {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -155,8 +156,53 @@ def test_a_format_that_is_insisted_on_refuses_the_others(action_format: ActionFo
     assert reason in parsed.reason
 
 
-def test_plain_takes_any_text_as_a_message() -> None:
-    assert parse_action(GET_LINE_JSON, action_format=ActionFormat.PLAIN) == ParsedAction(content=GET_LINE_JSON)
+def test_plain_takes_text_that_would_be_json_elsewhere() -> None:
+    text = '{"id": 3} [1, 2] {"name": "Ann"}'
+    assert parse_action(text, action_format=ActionFormat.PLAIN) == ParsedAction(content=text)
+
+
+def test_plain_splits_thinking_off() -> None:
+    parsed = parse_action("<think>secret</think>hi", action_format=ActionFormat.PLAIN)
+    assert parsed == ParsedAction(content="hi", reasoning="secret")
+
+
+@pytest.mark.parametrize(
+    ("action_format", "text", "reason"),
+    [
+        (ActionFormat.PLAIN, GET_LINE_JSON, "holds a tool call"),
+        (ActionFormat.PLAIN, HARMONY_CALL, "holds a control token"),
+        (ActionFormat.AUTO, f"```json\n{GET_LINE_JSON}\n```", "holds a JSON block"),
+        (ActionFormat.AUTO, f"I will look. {GET_LINE_JSON}", "holds a tool call"),
+        (ActionFormat.AUTO, "I look {'name': 'a', 'arguments': {}}", "holds a tool call"),
+        (ActionFormat.AUTO, f"<tool_call\n{GET_LINE_JSON}", "holds a part of a tool call"),
+        (ActionFormat.AUTO, "<function=get_line><parameter=line_id>4783", "holds a part of a tool call"),
+        (ActionFormat.AUTO, "hello<|im_end|> more", "holds a control token"),
+        (ActionFormat.AUTO, '{"content":"<|pad|>"}', "holds a control token"),
+        (ActionFormat.AUTO, "<|channel|>final<|message|><think>s</think>hi", "holds thinking"),
+        (ActionFormat.AUTO, "<thinking>s</thinking>hi", "holds thinking"),
+        (ActionFormat.AUTO, '{"content":"<thinking>s</thinking>hi"}', "holds thinking"),
+    ],
+)
+def test_calls_tokens_and_thinking_never_reach_the_user(action_format: ActionFormat, text: str, reason: str) -> None:
+    parsed = parse_action(text, action_format=action_format)
+    assert isinstance(parsed, MalformedAction), parsed
+    assert reason in parsed.reason
+    assert parsed.reason.endswith(".")
+
+
+@pytest.mark.parametrize("text", ["i think <b> so", "a <| b |> c | d", "my name: arguments", "``` code ```", '"name":'])
+def test_odd_text_without_those_marks_stays_a_message(text: str) -> None:
+    assert parse_action(text) == ParsedAction(content=text)
+
+
+@pytest.mark.parametrize(
+    "unit", ["<|", "<|a", "<think", "x<", "{'name'", '{"name"   ', "```jso", "<tool_cal", "'arguments' "]
+)
+def test_refusals_take_linear_time(unit: str) -> None:
+    text = "a" + unit * ((MAX_ACTION_CHARS - 1) // len(unit))
+    started = time.process_time()
+    parse_action(text)
+    assert time.process_time() - started < 0.5
 
 
 _FRAGMENTS = st.sampled_from(

@@ -84,11 +84,12 @@ def test_incremental_hash_equals_a_fresh_one_after_any_history(steps: list[tuple
         elif action == "drop" and world.has("t", key):
             world.delete("t", key)
         elif action == "mark":
-            marks.append((world.snapshot(), world.hash()))
+            marks.append((world.snapshot(), world.hash(), world.keys("t")))
         elif action == "undo" and marks:
-            mark, digest = marks.pop()
+            mark, digest, keys = marks.pop()
             world.restore(mark)
             assert world.hash() == digest
+            assert world.keys("t") == keys
         assert world.hash() == World(world.to_dict()).hash()
     world.audit()
 

@@ -137,7 +137,8 @@ def processes(bench: Bench) -> Iterator[str]:
         "for task_id in sys.argv[2:]:\n"
         "    print(play_episode(env, task_id, policy=oracle_policy, group_seed=7).digest)\n"
     )
-    command = [sys.executable, "-c", script, bench.env_id, *bench.task_ids[:8]]
+    spread = bench.task_ids[:: max(1, len(bench.task_ids) // 8)]
+    command = [sys.executable, "-c", script, bench.env_id, *spread]
     outputs = set()
     for hash_seed in range(PROCESSES):
         path = os.pathsep.join(filter(None, sys.path))

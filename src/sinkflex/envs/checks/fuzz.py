@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sinkflex.envs.checks.play import Bench, play_step, start_episode
+from sinkflex.chat.parsing import MalformedAction, parse_action
+from sinkflex.envs.checks.play import Bench, Played, play_step, start_episode
 from sinkflex.errors import EnvError
 from sinkflex.types import JSONValue, ToolSchema
 
+MAX_ACTION_CPU_S = 1.0
+"""Processor seconds one action may take; the longest action is ``MAX_ACTION_CHARS`` characters."""
+
+_REPEATED = ("x ", "airplane ", "pin and ", "?.", "turn off ", "reset ", "pay ")
 _SCRAPS = (
     "###STOP###",
     "<|call|>",
@@ -46,7 +52,7 @@ def fuzzed_actions(rng: random.Random, tools: Sequence[ToolSchema], known: Seque
         elif kind == 1:
             yield "".join(chr(rng.randrange(1, 0xD7FF)) for _ in range(rng.randrange(60)))
         elif kind == 2:
-            yield rng.choice(("x ", "airplane ", "pin and ", "?.")) * rng.randrange(1, 20_000)
+            yield rng.choice(_REPEATED) * rng.randrange(1, 20_000)
         else:
             text = json.dumps(_calls(rng, tools, known, count=1 if kind < 7 else rng.randrange(1, 40)))
             if kind == 3:
@@ -61,34 +67,53 @@ def fuzzed_actions(rng: random.Random, tools: Sequence[ToolSchema], known: Seque
 
 
 def survival(bench: Bench) -> Iterator[str]:
-    """No action raises, hangs or corrupts the world, and each is answered."""
+    """No action raises, takes long or corrupts the world; each is answered, a malformed one with its reason."""
     rng = random.Random(f"fuzz/{bench.task_ids[0]}")
     env = bench.make()
     sent = 0
     while sent < bench.fuzz:
         task_id = rng.choice(list(bench.task_ids))
         played = start_episode(env, task_id, group_seed=sent)
+        if bench.domain is not None:
+            env.unwrapped.episode.world.hash()  # type: ignore[attr-defined]  # what the audits compare with
         tools = played.resets["tools"]
         known = [word for word in played.observations[0].split() if word.isalnum()]
         for action in fuzzed_actions(rng, tools, known):
             sent += 1
+            started = time.process_time()
             try:
                 ended = play_step(env, played, action)
             except Exception as error:  # anything raised is the finding
                 yield f"{task_id}: action {action[:80]!r} raised {type(error).__name__}: {error}"
                 return
-            messages = played.infos[-1]["messages"]
-            if not messages or not all(message.content.strip() for message in messages):
-                yield f"{task_id}: action {action[:80]!r} got no observation"
+            problem = _problem(bench, env, played, cpu_s=time.process_time() - started)
+            if problem is not None:
+                yield f"{task_id}: action {action[:80]!r} {problem}"
                 return
-            if bench.domain is not None:
-                try:
-                    env.unwrapped.episode.world.audit()  # type: ignore[attr-defined]
-                except EnvError as error:
-                    yield f"{task_id}: action {action[:80]!r} corrupted the world: {error}"
-                    return
             if ended or sent >= bench.fuzz:
                 break
+
+
+def _problem(bench: Bench, env: Any, played: Played, *, cpu_s: float) -> str | None:
+    """Say what is wrong with the last step, None if nothing is."""
+    action, info = played.actions[-1], played.infos[-1]
+    if cpu_s > MAX_ACTION_CPU_S:
+        return (
+            f"({len(action)} characters) took {cpu_s:.1f} s of processor time; bound how much of a message is read, "
+            "and look for two unbounded repeats in one pattern"
+        )
+    messages, reason = info["messages"], info["invalid_action"]
+    if not messages or not all(message.content.strip() for message in messages):
+        return "got no observation"
+    malformed = isinstance(parse_action(action), MalformedAction)
+    if malformed and reason is not None and reason not in played.observations[-1]:
+        return f"is malformed, but the observation does not say why ({reason!r}); show the agent the reason"
+    if bench.domain is not None:
+        try:
+            env.unwrapped.episode.world.audit()
+        except EnvError as error:
+            return f"corrupted the world: {error}"
+    return None
 
 
 def _calls(rng: random.Random, tools: Sequence[ToolSchema], known: Sequence[str], *, count: int) -> JSONValue:

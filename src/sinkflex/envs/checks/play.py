@@ -64,8 +64,10 @@ class Played:
 
     @property
     def digest(self) -> str:
-        """A hash of everything seen and done."""
-        record = [self.task_id, self.actions, self.observations, self.rewards, self.infos[-1].get("components")]
+        """A hash of everything seen, done and measured."""
+        last = self.infos[-1]
+        graded = [last.get("components"), last.get("metrics"), last.get("stop_reason")]
+        record = [self.task_id, self.actions, self.observations, self.rewards, graded]
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def why(self) -> str:

@@ -127,7 +127,7 @@ def detours(bench: Bench) -> Iterator[str]:
     """The oracle still solves a task after a malformed action, an unknown tool or an idle remark at any early step."""
     stumbles = ("{", '{"name":"no_such_tool","arguments":{}}', write_action(say("One moment.")))
     for number, task_id in enumerate(bench.task_ids):
-        at = number % 3
+        at = number // len(stumbles) % 3
 
         def policy(env: Any, step: int, at: int = at, stumble: str = stumbles[number % len(stumbles)]) -> str:
             return stumble if step == at else write_action(env.oracle_message())

@@ -141,7 +141,7 @@ def _garbage(kind: dict[str, Any]) -> JSONValue:
 
 
 def user(bench: Bench) -> Iterator[str]:
-    """The user speaks like a person: no tool names, no JSON, no stop without its own check, nothing empty."""
+    """The user speaks like a person: no tool names, no JSON, no act before it is instructed, nothing empty."""
     domain = domain_of(bench)
     names = domain.agent_tools.tools.keys() | domain.user_tools.tools.keys()
     for task_id in bench.task_ids:

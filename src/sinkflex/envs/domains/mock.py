@@ -152,6 +152,11 @@ class MockDomain(Domain[MockTask]):
         """Turn the mains on unasked, or look too early."""
         return (call("turn_on_mains"), say("look at the lamp"))
 
+    def alternatives(self, task: MockTask, world: World) -> tuple[Message, ...]:
+        """Have the switch flipped before the mains are looked after."""
+        lamp = world.get("lamp", "l1")
+        return () if lamp["switch"] or lamp["mains"] else (say("please turn the switch on"),)
+
     def observe(self, task: MockTask, world: World, *, speaker: Side, text: str) -> None:
         """Note the user's yes."""
         if speaker is Side.USER and text.startswith("yes"):

@@ -125,6 +125,10 @@ _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
 _MESSAGING = {"app_name": "messaging"}
 
 
+MAX_HEARD = 2_000
+"""Characters of a message that the user follows; patterns over more would take time that grows with its square."""
+
+
 def understand(text: str) -> list[Intent]:
     """Return what the agent's words ask of the phone, in order, repeats dropped.
 
@@ -132,7 +136,7 @@ def understand(text: str) -> list[Intent]:
         text: the agent's message to the user.
     """
     intents: list[Intent] = []
-    for clause in _CLAUSES.split(text.lower()):
+    for clause in _CLAUSES.split(text[:MAX_HEARD].lower()):
         for intent in _clause(clause):
             if intent not in intents:
                 intents.append(intent)

@@ -119,8 +119,8 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
             if name not in RESET_OPTIONS:
                 raise EnvError(unknown_name("reset option", name, RESET_OPTIONS))
         self._drop_episode()
-        split = str(options.get("split") or self.split)
-        task_id = self._draw_task(split, options)
+        task_id = self._draw_task(str(options.get("split") or self.split), options)
+        split = self._split_of(task_id, options.get("split"))
         group_seed = options.get("group_seed")
         if group_seed is None:
             group_seed = int(self.np_random.integers(_MAX_SEED))
@@ -231,6 +231,20 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
         if options.get("task_id") is not None:
             return str(options["task_id"])
         return ids[int(self.np_random.integers(len(ids)))]
+
+    def _split_of(self, task_id: str, asked: str | None) -> str:
+        """The split a task is in: the one asked for, else the environment's own, else the narrowest that has it.
+
+        Raises:
+            TaskError: the split asked for does not hold the task, or no split does.
+        """
+        self.domain.task(task_id)
+        if asked is not None and task_id not in self.task_ids(asked):
+            raise TaskError(
+                f"split {asked!r} of tau2 {self.domain.name} does not hold task {task_id!r}; leave split out"
+            )
+        candidates = (asked or self.split, *sorted(self.domain.splits, key=lambda name: len(self.domain.splits[name])))
+        return next(name for name in candidates if task_id in self.domain.splits[name])
 
     def _graded(self, *, stopped: bool) -> Grade:
         return self._grader.grade(

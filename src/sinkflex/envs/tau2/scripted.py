@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sinkflex.envs.protocol import UserMove
-from sinkflex.envs.tau2.device import Intent, OutcomeCheck, outcome_check, understand
+from sinkflex.envs.tau2.device import MAX_HEARD, Intent, OutcomeCheck, outcome_check, understand
 from sinkflex.envs.tau2.scenario import Scenario, read_scenario
 from sinkflex.types import Message, Role, ToolCall
 
@@ -85,7 +85,7 @@ class Tau2ScriptedUser:
             if done is not None:
                 return done
         else:
-            text = incoming[0].content
+            text = incoming[0].content[:MAX_HEARD]
             self._heard.append(text)
             self._reports.clear()
             self._checking = False

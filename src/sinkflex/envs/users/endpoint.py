@@ -167,10 +167,11 @@ class ChatEndpoint:
         )
 
     def _attempt(self, request: JSONObject, tool_names: frozenset[str], usage: Usage) -> Message:
+        client = self._sdk()
         import openai
 
         try:
-            reply = self._sdk().chat.completions.create(**request)
+            reply = client.chat.completions.create(**request)
         except openai.APIStatusError as error:
             if error.status_code in _RETRIED_STATUS or error.status_code >= 500:
                 raise _Refused(f"status {error.status_code}") from error

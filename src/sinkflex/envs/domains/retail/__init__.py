@@ -13,6 +13,7 @@ from sinkflex.envs.domains.retail.oracle import (
     is_looked_up,
     likely_slips,
     next_message,
+    other_orders,
     wish_is_settled,
 )
 from sinkflex.envs.domains.retail.script import build_script
@@ -117,6 +118,10 @@ class RetailDomain(Domain[RetailTask]):
     def slips(self, task: RetailTask, world: World) -> tuple[Message, ...]:
         """Return plausible mistakes."""
         return likely_slips(task, world)
+
+    def alternatives(self, task: RetailTask, world: World) -> tuple[Message, ...]:
+        """Return the other orders to read where the right one must be searched."""
+        return other_orders(task, world)
 
     def observe(self, task: RetailTask, world: World, *, speaker: Side, text: str) -> None:
         """Note what the agent proposes, what the user agrees to, and what the user tells."""

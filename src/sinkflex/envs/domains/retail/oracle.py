@@ -48,6 +48,20 @@ def next_message(task: RetailTask, world: World) -> Message:
     return _look_up(task, known, world, wish) or _settle(known, world, number, wish)
 
 
+def other_orders(task: RetailTask, world: World) -> tuple[Message, ...]:
+    """Return the other unread orders where the oracle searches them one by one; any order of reading is as good."""
+    wish = task.wishes[current_wish(task, world)]
+    best = next_message(task, world)
+    if wish.form.reference != "search" or is_looked_up(world, wish) or not best.tool_calls:
+        return ()
+    if best.tool_calls[0].name != "get_order":
+        return ()
+    read = facts(world)["read"]
+    own = [order_id for order_id, order in world.items("orders") if order["customer"] == task.customer_id]
+    others = (call("get_order", order_id=order_id) for order_id in own if f"order {order_id}" not in read)
+    return tuple(other for other in others if other != best)
+
+
 def current_wish(task: RetailTask, world: World) -> int:
     """Return the number of the first wish that is not settled, the last one's when all are."""
     for number, wish in enumerate(task.wishes):

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import ClassVar
 
 from sinkflex.envs.domains.telecom.agent_tools import AGENT_TOOLS
-from sinkflex.envs.domains.telecom.oracle import likely_slips, next_message
+from sinkflex.envs.domains.telecom.oracle import likely_slips, next_message, other_orders
 from sinkflex.envs.domains.telecom.script import build_script
 from sinkflex.envs.domains.telecom.state import PLAN_GB, UNFIXABLE, new_line, new_phone, new_session, speed
 from sinkflex.envs.domains.telecom.tasks import TIERS, Case, TelecomTask, build_task, task_ids
@@ -136,6 +136,10 @@ class TelecomDomain(Domain[TelecomTask]):
     def slips(self, task: TelecomTask, world: World) -> tuple[Message, ...]:
         """Return plausible mistakes."""
         return likely_slips(task, world)
+
+    def alternatives(self, task: TelecomTask, world: World) -> tuple[Message, ...]:
+        """Return the phone's repairs before the line's."""
+        return other_orders(world)
 
     def observe(self, task: TelecomTask, world: World, *, speaker: Side, text: str) -> None:
         """Note ids, PIN and consent as the user says them."""

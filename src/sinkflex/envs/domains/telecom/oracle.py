@@ -36,6 +36,18 @@ def next_message(task: TelecomTask, world: World) -> Message:
     return _identify(known) or _fix_line(known, world) or _fix_phone(known, world)
 
 
+def other_orders(world: World) -> tuple[Message, ...]:
+    """Return the phone's next step while the line still needs one; both orders are as good, the test comes last."""
+    known = facts(world)
+    if not known["verified"] or not known["said_line"]:
+        return ()
+    line = _fix_line(known, world)
+    if line is None or (line.tool_calls and line.tool_calls[0].name == "transfer_to_human"):
+        return ()
+    phone = _fix_phone(known, world)
+    return () if phone == ASK_TEST else (phone,)
+
+
 def likely_slips(task: TelecomTask, world: World) -> tuple[Message, ...]:
     """Return one to four plausible mistakes for this state."""
     known = facts(world)

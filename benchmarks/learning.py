@@ -110,6 +110,15 @@ def score_training_tasks(recipe: Recipe, folder: Path, *, samples: int) -> dict[
             "samples": mean.trials,
             f"pass^{samples}": round(result.pass_hat_k[samples], 4),
         }
+    held_out_score = validate(
+        parts.collect_validation, parts.validation_tasks, split=recipe.env.validation_split, samples=1, pass_k=(1,)
+    ).mean_at_1
+    scores["last_held_out"] = {
+        "mean@1": round(held_out_score.value, 4),
+        "low": round(held_out_score.low, 4),
+        "high": round(held_out_score.high, 4),
+        "n": held_out_score.tasks,
+    }
     floors = measure_floors(parts.floor_env, parts.validation_tasks, split=recipe.env.validation_split)
     held_out = {name: round(estimate.value, 4) for name, estimate in floors.items()}
     return {

@@ -45,7 +45,7 @@ def test_a_run_from_its_recipe_to_its_evaluation(tmp_path, monkeypatch, capsys):
     assert "2 of 2 steps" in out
     expected = {"config.toml", "metrics.jsonl", "summary.json", "curves.png", "trajectories", "checkpoints"}
     assert {path.name for path in Path("r").iterdir()} >= expected
-    assert json.loads(Path("r/summary.json").read_text())["floors"].keys() == {"do_nothing", "random"}
+    assert json.loads(Path("r/summary.json").read_text())["floors"].keys() == {"do_nothing", "hand_off", "random"}
 
     assert "already holds a run" in run("train", "quickstart", "--out", "r", *settings)[2]
 

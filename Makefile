@@ -16,7 +16,8 @@ TAU2_IMPORTS := loguru docstring-parser litellm tenacity deepdiff addict PyYAML 
   psutil fastapi fs watchdog redis
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Not compiled at install: only what is imported ever is, at its first import.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:

@@ -33,11 +33,13 @@ class LowRankDelta:
         down: [r, d], LoRA's A.
         up: [V, r], LoRA's B.
         scale: LoRA's alpha / r (or whatever the adapter multiplies by).
+        bias: [V] of LoRA's B, which ``scale`` multiplies too, or None.
     """
 
     down: Float[Tensor, "r d"]
     up: Float[Tensor, "V r"]
     scale: float = 1.0
+    bias: Float[Tensor, " V"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +116,17 @@ def token_logprobs(
     tokens = _chunk_size("chunk_tokens", chunk_tokens, min(max(len(targets), 1), MAX_CHUNK_TOKENS))
     columns = _chunk_size("chunk_vocab", chunk_vocab, min(vocab, max(CHUNK_ELEMENTS // tokens, 1)))
     low = up = None
+    bias = head.bias
     if head.lora is not None:
         # r is small, so this [N, r] goes through autograd as it is; only the product with `up` is [N, V].
         low = nn.functional.linear(hidden, head.lora.down.to(hidden.dtype)) * head.lora.scale
         up = head.lora.up
+        if head.lora.bias is not None:
+            shift = head.lora.bias * head.lora.scale
+            bias = shift if bias is None else bias + shift
     plan = _Plan(tokens=tokens, columns=columns, temperature=temperature, softcap=head.softcap, entropy=with_entropy)
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        plan, hidden, head.weight, head.bias, low, up, targets
+        plan, hidden, head.weight, bias, low, up, targets
     )
     return (logprobs, entropy) if with_entropy else logprobs
 
@@ -384,4 +390,7 @@ def _peft_delta(module: nn.Module) -> LowRankDelta | None:
         raise AlgorithmError(f"adapter {name!r} on the head has dropout; logprobs of sampled tokens need 0")
     if getattr(layer, "use_dora", {}).get(name, False):
         raise AlgorithmError(f"adapter {name!r} on the head is DoRA, which is no low-rank sum; merge it first")
-    return LowRankDelta(down=layer.lora_A[name].weight, up=layer.lora_B[name].weight, scale=float(layer.scaling[name]))
+    up = layer.lora_B[name]
+    return LowRankDelta(
+        down=layer.lora_A[name].weight, up=up.weight, scale=float(layer.scaling[name]), bias=getattr(up, "bias", None)
+    )

@@ -10,10 +10,12 @@ for (shared prefixes) goes in as ``model(..., position_ids=layout.q_position, la
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,10 +23,13 @@ from torch import Tensor, nn
 
 from sinkflex.attention.api import sink_attention
 from sinkflex.attention.diagnostics import SinkStatistics, sink_statistics
-from sinkflex.attention.hf_masks import LayerMask, sinkflex_mask
+from sinkflex.attention.hf_masks import LayerMask, from_document_ids, sinkflex_mask
 from sinkflex.attention.layout import SequenceLayout
+from sinkflex.attention.masks import visible
 from sinkflex.attention.reference import reference_attention
 from sinkflex.errors import AttentionError, UnsupportedError
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -113,6 +118,12 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
         if seen.dense is not None:
             if num_sink_tokens or mask_mod is not None:
                 raise UnsupportedError("num_sink_tokens and mask_mod cannot be combined with a dense attention_mask")
+            if impl not in ("auto", "reference"):
+                raise UnsupportedError(
+                    f"attn_implementation={name!r} forces the {impl} kernels, which take no dense mask as "
+                    f'{type(module).__name__} has here; use "sinkflex", which computes such layers as eager does'
+                )
+            _log_dense(type(module).__name__)
             out = _dense_attention(query, key, value, sinks, seen.dense, scale)
         else:
             if num_sink_tokens and isinstance(attention_mask, LayerMask) and attention_mask.evicted:
@@ -173,45 +184,91 @@ def _refuse(name: str, module: nn.Module, sinks: Tensor | None, kwargs: dict[str
         del kwargs[absent]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Packing:
+    """The keyword arguments by which a caller may mark the documents of packed rows; see ``_documents``."""
+
+    layout: SequenceLayout | None
+    position_ids: Tensor | None
+    boundaries: Tensor | None
+    documents: Tensor | None
+
+    @classmethod
+    def taken_from(cls, kwargs: dict[str, Any]) -> _Packing:
+        kwargs.pop("cu_seq_lens_k", None)
+        return cls(
+            layout=kwargs.pop("layout", None),
+            position_ids=kwargs.pop("position_ids", None),
+            boundaries=kwargs.pop("cu_seq_lens_q", None),
+            documents=kwargs.pop("seq_idx", None),
+        )
+
+
 def _visibility(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs: dict[str, Any]) -> _Visibility:
     """Say what is visible, from the mask slot and the keyword arguments that describe it (which it removes)."""
     window = kwargs.pop("sliding_window", None)
-    position_ids = kwargs.pop("position_ids", None)
-    layout = kwargs.pop("layout", None)
     indices = kwargs.pop("indices", None)
     causal = kwargs.pop("is_causal", getattr(module, "is_causal", True))
-    boundaries = kwargs.pop("cu_seq_lens_q", None)
-    kwargs.pop("cu_seq_lens_k", None)
-    kwargs.pop("seq_idx", None)
+    packing = _Packing.taken_from(kwargs)
     if isinstance(mask, Tensor):
-        if layout is not None:
+        if packing.layout is not None:
             raise UnsupportedError(
                 f"{type(module).__name__} edits its mask, or attention_mask is 4-D, so layout= cannot describe it; "
                 "pass one of the two"
             )
         return _Visibility(dense=_select(_visible(mask, query, key), indices))
-    if mask is None and layout is None and not causal:
-        everything = torch.ones((), dtype=torch.bool, device=query.device)
-        return _Visibility(dense=everything.expand(query.shape[0], 1, query.shape[2], key.shape[2]))
+    if mask is None and not causal:
+        return _Visibility(dense=_select(_everything(module, query, key, window, packing), indices))
     if isinstance(mask, SequenceLayout):
-        layout, mask = layout or mask, None
-    elif isinstance(mask, LayerMask):
-        window = mask.window
-    elif mask is not None:
+        mask = LayerMask(layout=mask, window=window, plain=False)
+    elif mask is None:
+        plain = SequenceLayout.causal(query.shape[0], key.shape[2], num_queries=query.shape[2], device=query.device)
+        mask = LayerMask(layout=plain, window=window, plain=query.shape[2] == key.shape[2])
+    elif not isinstance(mask, LayerMask):
         raise AttentionError(
             f"attention_mask is a {type(mask).__name__}; expected a 2-D or 4-D tensor, a SequenceLayout or None"
         )
-    if layout is not None:
-        _check_positions(module, layout, position_ids)
-        return _Visibility(layout=layout, window=window)
-    if boundaries is not None:
-        return _Visibility(layout=_from_boundaries(boundaries, query, key), window=window)
-    if mask is None:
-        plain = SequenceLayout.causal(query.shape[0], key.shape[2], num_queries=query.shape[2], device=query.device)
-        mask = LayerMask(layout=plain, window=window, plain=query.shape[2] == key.shape[2], evicted=False)
-    if mask.plain and position_ids is not None:
-        return _Visibility(layout=mask.packed(position_ids), window=window)
-    return _Visibility(layout=mask.layout, window=window)
+    layout = _documents(module, query, key, mask, packing)
+    if indices is not None:
+        return _Visibility(dense=_select(visible(layout, window=mask.window)[:, None], indices))
+    return _Visibility(layout=layout, window=mask.window)
+
+
+def _documents(module: nn.Module, query: Tensor, key: Tensor, mask: LayerMask, packing: _Packing) -> SequenceLayout:
+    """The layout of a causal layer: the caller's own, or the mask's with the documents that the caller marked."""
+    if packing.layout is not None:
+        _check_padding(packing.layout, mask)
+        _check_positions(module, packing.layout, packing.position_ids)
+        return packing.layout
+    if packing.boundaries is not None:
+        _check_unpadded("cu_seq_lens_q", mask)
+        return _from_boundaries(packing.boundaries, query, key)
+    if packing.documents is not None:
+        _check_unpadded("seq_idx", mask)
+        documents, batch = packing.documents, mask.layout.batch
+        return mask.layout.cached("hf_seq_idx", lambda: from_document_ids(documents, batch))
+    if mask.plain and packing.position_ids is not None:
+        return mask.packed(packing.position_ids)
+    return mask.layout
+
+
+def _everything(module: nn.Module, query: Tensor, key: Tensor, window: int | None, packing: _Packing) -> Tensor:
+    """The mask of a bidirectional layer that was given none: all keys, in unpacked rows."""
+    packed = packing.position_ids is not None and bool((packing.position_ids.diff(dim=-1) < 0).any())
+    marks = {
+        "sliding_window": window is not None,
+        "layout": packing.layout is not None,
+        "cu_seq_lens_q": packing.boundaries is not None,
+        "seq_idx": packing.documents is not None,
+        "position_ids that restart": packed,
+    }
+    if given := [name for name, present in marks.items() if present]:
+        raise UnsupportedError(
+            f"{type(module).__name__} is bidirectional (is_causal=False) and got no mask, so it sees every key; that "
+            f"contradicts {', '.join(given)}. Pass a 4-D attention_mask that says what it may see."
+        )
+    everything = torch.ones((), dtype=torch.bool, device=query.device)
+    return everything.expand(query.shape[0], 1, query.shape[2], key.shape[2])
 
 
 def _dense_attention(
@@ -247,6 +304,34 @@ def _select(visible: Tensor, indices: Tensor | None) -> Tensor:
     batch, _, queries, keys = visible.shape
     chosen = torch.zeros(batch, queries, keys, dtype=torch.bool, device=visible.device)
     return visible & chosen.scatter_(-1, indices.long(), True)[:, None]
+
+
+def _check_padding(layout: SequenceLayout, mask: LayerMask) -> None:
+    """``layout=`` replaces the mask, so it must leave out whatever ``attention_mask`` leaves out."""
+    if not mask.padded:
+        return
+    same_shape = (layout.batch, layout.num_keys) == (mask.layout.batch, mask.layout.num_keys)
+    if not same_shape or bool(((layout.enter >= 0) & (mask.layout.enter.to(layout.device) < 0)).any()):
+        raise AttentionError(
+            "attention_mask hides tokens that layout= holds as real ones; leave attention_mask out and build the "
+            "padding into the layout (SequenceLayout.from_padding, or length= of the other constructors)"
+        )
+
+
+def _check_unpadded(name: str, mask: LayerMask) -> None:
+    if mask.padded or mask.layout.num_queries != mask.layout.num_keys:
+        raise UnsupportedError(
+            f"{name} marks packed documents, which goes with neither a padding attention_mask nor a cache; pass layout="
+        )
+
+
+@lru_cache(maxsize=64)
+def _log_dense(module: str) -> None:
+    logger.warning(
+        "%s has a mask that is no layout's (4-D, edited by the layer, or bidirectional); sinkflex computes it densely "
+        "(exact, memory grows with the square of the length as in eager)",
+        module,
+    )
 
 
 def _check_positions(module: nn.Module, layout: SequenceLayout, position_ids: Tensor | None) -> None:

@@ -35,14 +35,16 @@ class LayerMask:
     Attributes:
         layout: documents, padding and where the queries lie; impls keep their plans on it.
         window: keys a query sees, its own included; None means all. It is the mask's, so it outranks the layer's.
-        plain: neither a padding mask nor a cache nor packing had a say, so ``position_ids`` may still mark documents.
+        plain: neither padding nor a cache nor packing had a say, so ``position_ids`` may still mark documents.
+        padded: the caller's ``attention_mask`` hides keys.
         evicted: a sliding cache has dropped the first keys.
     """
 
     layout: SequenceLayout
     window: int | None
     plain: bool
-    evicted: bool
+    padded: bool = False
+    evicted: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -117,12 +119,15 @@ def sinkflex_mask(
         return dense
     start = int(q_offset) - kv_offset
     layout = _layout(batch_size, kv_length, kv_offset, pattern, attention_mask, kwargs.get("device", "cpu"))
-    if q_length != kv_length or start != 0:
+    cached = q_length != kv_length or start != 0
+    if cached:
         layout = replace(layout, num_queries=q_length, query_start=(start,) * batch_size, _cache={})
+    padded = attention_mask is not None and not _fills(layout)
     return LayerMask(
         layout=layout.chunked(pattern.chunk) if pattern.chunk is not None else layout,
         window=pattern.window,
-        plain=attention_mask is None and pattern.documents is None and q_length == kv_length and start == 0,
+        plain=not (cached or padded) and pattern.documents is None and pattern.position_ids is None,
+        padded=padded,
         evicted=kv_offset > 0,
     )
 
@@ -173,7 +178,7 @@ def _layout(
     if pattern.position_ids is not None:
         return _from_position_ids(pattern.position_ids, batch)
     if pattern.documents is not None:
-        return _from_document_ids(pattern.documents, batch)
+        return from_document_ids(pattern.documents, batch)
     if padding is None:
         layout = SequenceLayout.causal(batch, keys, device=device)
         before = [kv_offset] * batch
@@ -189,11 +194,17 @@ def _layout(
     return replace(layout, nodes=shifted, _cache={})
 
 
+def _fills(layout: SequenceLayout) -> bool:
+    """Whether every column of every row is a token."""
+    return sum(node.length for node in layout.nodes) == layout.batch * layout.num_keys
+
+
 def _from_position_ids(position_ids: Tensor, batch: int) -> SequenceLayout:
     return SequenceLayout.from_position_ids(position_ids.expand(batch, -1))
 
 
-def _from_document_ids(documents: Tensor, batch: int) -> SequenceLayout:
+def from_document_ids(documents: Tensor, batch: int) -> SequenceLayout:
+    """A document for each run of equal numbers in ``documents`` [1 or B, T]."""
     rows = [torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in documents.expand(batch, -1)]
     return SequenceLayout.from_documents(rows, device=documents.device)
 

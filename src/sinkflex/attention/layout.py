@@ -7,6 +7,7 @@ Padding belongs to no node: it sees nothing and nothing sees it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -46,6 +47,10 @@ class SequenceLayout:
     query_start: tuple[int, ...]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Resolve "cuda" to the device that tensors made there report, "cuda:0"."""
+        object.__setattr__(self, "device", _with_index(self.device))
 
     # -- constructors ---------------------------------------------------------------------------------------------
 
@@ -116,7 +121,7 @@ class SequenceLayout:
         Raises:
             AttentionError: a document is empty, or a row's documents exceed ``length``.
         """
-        rows = _as_rows(lengths)
+        rows = _as_rows("lengths", lengths)
         return cls.from_prefix_tree(rows, [[-1] * len(row) for row in rows], length=length, device=device)
 
     @classmethod
@@ -166,7 +171,7 @@ class SequenceLayout:
         Raises:
             AttentionError: a node is empty, a parent does not precede its child, or a row exceeds ``length``.
         """
-        rows, parent_rows = _as_rows(lengths), _as_rows(parents)
+        rows, parent_rows = _as_rows("lengths", lengths), _as_rows("parents", parents)
         if [len(row) for row in rows] != [len(row) for row in parent_rows]:
             raise AttentionError("parents must name one parent per entry of lengths; their shapes differ")
         nodes: list[Node] = []
@@ -261,7 +266,7 @@ class SequenceLayout:
 
     def to(self, device: torch.device | str) -> SequenceLayout:
         """The same layout with its tensors on ``device``; itself when it is there already."""
-        target = torch.device(device)
+        target = _with_index(torch.device(device))
         return self if target == self.device else replace(self, device=target, _cache={})
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -339,10 +344,24 @@ class SequenceLayout:
         return self.position.gather(1, column), self.enter.gather(1, column)
 
 
-def _as_rows(values: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
-    if values and isinstance(values[0], Sequence):
-        return [[int(size) for size in row] for row in values if isinstance(row, Sequence)]
-    return [[int(size) for size in values if not isinstance(size, Sequence)]]
+def _as_rows(name: str, values: Sequence[Any]) -> list[list[int]]:
+    """One list of whole numbers per row, from one row's numbers or from a list (or array) of numbers per row."""
+    nested = {isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0 for value in values}
+    try:
+        if len(nested) > 1:
+            raise TypeError
+        return [[operator.index(size) for size in row] for row in (values if True in nested else [values])]
+    except TypeError:
+        raise AttentionError(
+            f"{name} is {values!r}; expected whole numbers for one row, or a list of whole numbers for each row"
+        ) from None
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The device with its number, where it has one: "cuda" is the current one."""
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -24,6 +24,7 @@ def visible(
     *,
     window: int | None = None,
     num_sink_tokens: int = 0,
+    rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Bool[Tensor, "B Tq Tk"]:
     """The definition of visibility, as a dense mask.
@@ -32,13 +33,14 @@ def visible(
         layout: documents, padding and prefixes.
         window: keys a query sees at most, its own included, counted in logical positions; None means all.
         num_sink_tokens: keys at positions below this stay visible outside the window.
+        rows: the batch rows wanted.
         columns: the query columns wanted.
 
     Returns:
-        [B, queries wanted, Tk] True where the query may see the key.
+        [rows wanted, queries wanted, Tk] True where the query may see the key.
     """
-    q_enter, q_position = layout.q_enter[:, columns, None], layout.q_position[:, columns, None]
-    enter, leave, position = layout.enter[:, None], layout.exit[:, None], layout.position[:, None]
+    q_enter, q_position = layout.q_enter[rows, columns, None], layout.q_position[rows, columns, None]
+    enter, leave, position = layout.enter[rows, None], layout.exit[rows, None], layout.position[rows, None]
     seen = (enter <= q_enter) & (q_enter < leave) & (position <= q_position)
     if window is not None:
         seen &= (q_position - position < window) | (position < num_sink_tokens)
@@ -52,6 +54,7 @@ def dense_mask(
     window: int | None = None,
     num_sink_tokens: int = 0,
     mask_mod: MaskMod | None = None,
+    rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Bool[Tensor, "B H Tq Tk"]:
     """:func:`visible` joined with the caller's own ``mask_mod``.
@@ -62,12 +65,13 @@ def dense_mask(
         window: see :func:`visible`.
         num_sink_tokens: see :func:`visible`.
         mask_mod: the caller's mask; it can only hide keys, never reveal them.
+        rows: the batch rows wanted.
         columns: the query columns wanted.
 
     Returns:
         [B, 1, queries, Tk] without ``mask_mod``, [B, num_heads, queries, Tk] with it.
     """
-    seen = visible(layout, window=window, num_sink_tokens=num_sink_tokens, columns=columns)[:, None]
+    seen = visible(layout, window=window, num_sink_tokens=num_sink_tokens, rows=rows, columns=columns)[:, None]
     if mask_mod is None:
         return seen
     over_k = torch.vmap(mask_mod, in_dims=(None, None, None, 0))
@@ -79,7 +83,7 @@ def dense_mask(
         return torch.arange(size, device=layout.device)
 
     q_columns = index(layout.num_queries)[columns]
-    allowed: Tensor = over_b(index(layout.batch), index(num_heads), q_columns, index(layout.num_keys))
+    allowed: Tensor = over_b(index(layout.batch)[rows], index(num_heads), q_columns, index(layout.num_keys))
     return seen & allowed
 
 

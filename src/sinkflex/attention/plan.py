@@ -198,18 +198,18 @@ def _masked_calls(
     layout: SequenceLayout, num_heads: int, window: int | None, num_sink_tokens: int, mask_mod: MaskMod
 ) -> Iterable[Call]:
     """Blocks of queries against all keys of the row; each block's mask lives only while it is used."""
-    block = max(1, _MASK_BLOCK_ENTRIES // (layout.batch * num_heads * layout.num_keys))
+    block = max(1, _MASK_BLOCK_ENTRIES // (num_heads * layout.num_keys))
 
     def hidden(row: int, columns: slice) -> Tensor:
-        mask = dense_mask(
+        return ~dense_mask(
             layout,
             num_heads=num_heads,
             window=window,
             num_sink_tokens=num_sink_tokens,
             mask_mod=mask_mod,
+            rows=slice(row, row + 1),
             columns=columns,
         )
-        return ~mask[row : row + 1]
 
     for row in range(layout.batch):
         for low in range(0, layout.num_queries, block):

@@ -64,19 +64,16 @@ def window_calls(layout: SequenceLayout, nodes: Sequence[Node], window: int) -> 
     slots = np.arange(block)[:, None] + halo - np.arange(block + halo)
     band = ~((slots >= 0) & (slots < window))
     for strip in _strips(layout, nodes, window, block, halo):
-        blocks = _blocks(strip, window, block, halo)
-        alike = np.all(blocks.hidden == band, axis=(1, 2))
-        plain = np.all(blocks.q_index >= 0, axis=1) & np.all(blocks.k_index >= 0, axis=1)
-        for low, high, same in _runs(alike, plain):
+        blocks = _Blocks(strip, block, halo)
+        plain = blocks.plain()
+        for low, high, same in _runs(blocks.unbroken(window), plain):
+            alone = high - low >= _SHORTEST_RUN and plain[low]
             part = WindowCall(
-                q_index=blocks.q_index[low:high],
-                k_index=blocks.k_index[low:high],
-                hidden=band[None] if same else blocks.hidden[low:high],
+                q_index=blocks.queries[low:high],
+                k_index=blocks.keys[low:high],
+                hidden=band[None] if same and alone else blocks.hidden(low, high, window),
             )
-            if high - low >= _SHORTEST_RUN and plain[low]:
-                calls.append(part)
-            else:
-                pooled.append(WindowCall(q_index=part.q_index, k_index=part.k_index, hidden=blocks.hidden[low:high]))
+            (calls if alone else pooled).append(part)
     if pooled:
         calls.append(
             WindowCall(
@@ -107,14 +104,36 @@ def _runs(alike: Flags, plain: Flags) -> Iterator[tuple[int, int, bool]]:
         yield low, high, bool(kind[low] == 2)
 
 
-def _blocks(strip: _Strip, window: int, block: int, halo: int) -> WindowCall:
-    def cut(values: Index) -> Index:
-        return sliding_window_view(values, block + halo)[::block]
+class _Blocks:
+    """A strip cut into blocks, as views: queries [n, S]; keys, positions and documents [n, S + halo]."""
 
-    keys, position, chain = cut(strip.keys), cut(strip.position), cut(strip.chain)
-    back = position[:, halo:, None] - position[:, None]
-    seen = (back >= 0) & (back < window) & (chain[:, halo:, None] == chain[:, None]) & (keys >= 0)[:, None]
-    return WindowCall(q_index=strip.queries.reshape(-1, block), k_index=keys, hidden=~seen)
+    def __init__(self, strip: _Strip, block: int, halo: int) -> None:
+        def cut(values: Index) -> Index:
+            return sliding_window_view(values, block + halo)[::block]
+
+        self.queries = strip.queries.reshape(-1, block)
+        self.keys, self._position, self._chain = cut(strip.keys), cut(strip.position), cut(strip.chain)
+        self._halo = halo
+
+    def plain(self) -> Flags:
+        """[n] whether every slot of the block is taken."""
+        return np.all(self.queries >= 0, axis=1) & np.all(self.keys >= 0, axis=1)
+
+    def unbroken(self, window: int) -> Flags:
+        """[n] whether one document fills the block and what its queries reach, so that its mask is the plain band."""
+        reached = slice(self._halo - (window - 1), None)
+        chain, position = self._chain[:, reached], self._position[:, reached]
+        return np.all(chain == chain[:, :1], axis=1) & np.all(np.diff(position, axis=1) == 1, axis=1)
+
+    def hidden(self, low: int, high: int, window: int) -> Flags:
+        """[high - low, S, S + halo] True where the key is out of sight; written block by block, as it is large."""
+        hidden = np.empty((high - low, self.queries.shape[1], self.keys.shape[1]), dtype=np.bool_)
+        for i in range(low, high):
+            position, chain = self._position[i], self._chain[i]
+            back = position[self._halo :, None] - position
+            seen = (back >= 0) & (back < window) & (chain[self._halo :, None] == chain) & (self.keys[i] >= 0)
+            np.logical_not(seen, out=hidden[i - low])
+        return hidden
 
 
 def _strips(layout: SequenceLayout, nodes: Sequence[Node], window: int, block: int, halo: int) -> Iterator[_Strip]:
@@ -124,7 +143,7 @@ def _strips(layout: SequenceLayout, nodes: Sequence[Node], window: int, block: i
         start, stop = layout.query_columns(node)
         if start == stop:
             continue
-        if node.parent < 0 and start == node.start:
+        if node.parent < 0 and (start, stop) == (node.start, node.start + node.length):
             if run and (run[-1].row, run[-1].start + run[-1].length) != (node.row, node.start):
                 yield _strip(layout, run, [], block, halo)
                 run = []

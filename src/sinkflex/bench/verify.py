@@ -23,6 +23,12 @@ LOW_PRECISION_FACTOR = 2.0
 
 CASES = ("plain", "left-padded")
 
+SHORTEST = 192
+"""Tokens of a row when none are asked for and the model has no longer window."""
+
+LONGEST = 4096
+"""Rows are not made longer than this of the check's own accord; eager's memory grows with the square."""
+
 _GRADIENT_FLOOR = 1e-3
 
 
@@ -57,12 +63,23 @@ class LayerCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """All checks of one model."""
+    """All checks of one model.
+
+    Attributes:
+        model: its name.
+        implementation: what was compared with eager.
+        dtype: of the parameters.
+        length: tokens of each row.
+        checks: per case: the logits, then each layer.
+        untested: what the rows were too short to show, or "".
+    """
 
     model: str
     implementation: str
     dtype: str
+    length: int
     checks: tuple[LayerCheck, ...]
+    untested: str = ""
 
     @property
     def passed(self) -> bool:
@@ -82,7 +99,7 @@ class _Run:
 
 
 def verify_model(
-    model: nn.Module, *, name: str, implementation: str = "sinkflex", batch: int = 2, length: int = 192
+    model: nn.Module, *, name: str, implementation: str = "sinkflex", batch: int = 2, length: int | None = None
 ) -> Verdict:
     """Compare a loaded transformers causal LM with its own eager attention.
 
@@ -93,8 +110,8 @@ def verify_model(
         model: loaded with any attention implementation; weights stay as they are, gradients are cleared.
         name: to print.
         implementation: a registered name, see ``sinkflex.attention.hf.IMPLEMENTATIONS``.
-        batch: rows; at least 2 for the padded case to mean much.
-        length: tokens of a row; more than the model's window, so that windows count.
+        batch: rows.
+        length: tokens of a row. None takes more than the model's window, so that the window counts, up to ``LONGEST``.
 
     Raises:
         ModelError: the model has no attention layers that this can find.
@@ -105,6 +122,9 @@ def verify_model(
     layers = [path for path, module in model.named_modules() if _layer_of(path) is not None and _is_attention(module)]
     if not layers:
         raise ModelError(f"{name} ({type(model).__name__}) has no attention modules named ...layers.N.<attention>")
+    config = hf_model.config.get_text_config()
+    window = _window(config)
+    length = length or _length(config, window)
     checks: list[LayerCheck] = []
     was_training = model.training
     model.eval()
@@ -112,12 +132,51 @@ def verify_model(
         runs = {i: _run(hf_model, i, case, layers, batch, length) for i in ("eager", implementation)}
         truth = runs["eager"]
         if dtype != torch.float32:
-            hf_model.float()
-            truth = _run(hf_model, "eager", case, layers, batch, length)
-            hf_model.to(dtype)
+            with _in_fp32(model):
+                truth = _run(hf_model, "eager", case, layers, batch, length)
         checks += _compare(case, model, layers, runs["eager"], runs[implementation], truth)
     model.train(was_training)
-    return Verdict(model=name, implementation=implementation, dtype=str(dtype), checks=tuple(checks))
+    return Verdict(
+        model=name,
+        implementation=implementation,
+        dtype=str(dtype),
+        length=length,
+        checks=tuple(checks),
+        untested=""
+        if window is None or length > window
+        else f"a window of {window} keys, with rows of {length} tokens",
+    )
+
+
+def _window(config: Any) -> int | None:
+    """The largest window or chunk that some layer of the model has."""
+    kinds = getattr(config, "layer_types", None)
+    found = []
+    for field, kind in (("sliding_window", "sliding_attention"), ("attention_chunk_size", "chunked_attention")):
+        used = kind in kinds if kinds else getattr(config, "use_sliding_window", True)
+        if used and (size := getattr(config, field, None)):
+            found.append(int(size))
+    return max(found, default=None)
+
+
+def _length(config: Any, window: int | None) -> int:
+    wanted = max(SHORTEST, (window or 0) + SHORTEST // 3)
+    return min(wanted, LONGEST, getattr(config, "max_position_embeddings", None) or LONGEST)
+
+
+@contextmanager
+def _in_fp32(model: nn.Module) -> Iterator[None]:
+    """Widen the model for a while. What it had is put back as it was: rounding again would move wider tensors."""
+    parameters = {name: parameter.data for name, parameter in model.named_parameters()}
+    buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    try:
+        model.float()
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.data = parameters[name]
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
 
 
 def _run(model: Any, implementation: str, case: str, layers: list[str], batch: int, length: int) -> _Run:
@@ -127,7 +186,7 @@ def _run(model: Any, implementation: str, case: str, layers: list[str], batch: i
     mask = torch.ones_like(ids)
     if case == "left-padded":
         for row in range(batch):
-            mask[row, : (length // 3) * row // max(batch - 1, 1)] = 0
+            mask[row, : length // 3 * row // (batch - 1) if batch > 1 else length // 3] = 0
     weights = torch.randn(length, 1, generator=made).to(device) * torch.randn(
         model.config.get_text_config().vocab_size, generator=made
     ).to(device)
@@ -169,8 +228,7 @@ def _compare(case: str, model: nn.Module, layers: list[str], eager: _Run, ours: 
     for path in layers:
         names = [n for n in truth.gradients if n.startswith(f"{_block(path)}.")]
         outputs = (ours.attention[path], eager.attention[path], truth.attention[path])
-        has_sink = isinstance(getattr(model.get_submodule(path), "sinks", None), Tensor)
-        groups.append((f"layer {_layer_of(path)}", names, outputs, has_sink))
+        groups.append((f"layer {_layer_of(path)}", names, outputs, _has_sink(model.get_submodule(path))))
     # A parameter with next to no gradient is judged on the scale of the model's largest, or rounding would fail it.
     floor = _GRADIENT_FLOOR * max((float(g.abs().max()) for g in truth.gradients.values()), default=0.0)
     checks = []
@@ -201,6 +259,11 @@ def _error(got: Tensor | None, want: Tensor, floor: float = 1e-12) -> float:
         return float("inf")
     error = float((got - want).abs().max() / want.abs().max().clamp_min(max(floor, 1e-12)))
     return error if error == error else float("inf")
+
+
+def _has_sink(attention: nn.Module) -> bool:
+    """Models call it ``sinks``, ``sink`` or ``attention_sink_bias``."""
+    return any("sink" in name.rpartition(".")[2] for name, _ in attention.named_parameters())
 
 
 def _layer_of(path: str) -> int | None:

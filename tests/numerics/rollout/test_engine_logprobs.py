@@ -19,7 +19,7 @@ SHAPE = TinyShape(
     hidden_size=32, layers=4, heads=4, kv_heads=2, head_dim=8, experts=3, intermediate_size=24, sliding_window=10
 )
 # The project's promise is 1e-4 on every sampled token; fp32 rounding over four layers stays far below it.
-TOLERANCE = 2e-5
+TOLERANCE = 4e-5
 
 
 def build(attention: str, *, window: int = SHAPE.sliding_window) -> Any:

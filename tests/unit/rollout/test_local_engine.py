@@ -91,7 +91,7 @@ def test_a_group_computes_its_prompt_once(make_engine: Callable[..., LocalEngine
     assert all(close(answers[name], alone[name]) for name in prompts)
 
 
-@pytest.mark.parametrize("observed", [3, RIDE_ALONG_TOKENS, RIDE_ALONG_TOKENS + 1, 40])
+@pytest.mark.parametrize("observed", [1, RIDE_ALONG_TOKENS, RIDE_ALONG_TOKENS + 1, 40])
 def test_turns_reuse_what_the_slot_holds(make_engine: Callable[..., LocalEngine], observed: int) -> None:
     engine = make_engine()
     prompt = tokens(30, seed=4)
@@ -252,9 +252,17 @@ def test_stats_count_since_the_last_reset(make_engine: Callable[..., LocalEngine
     engine = make_engine()
     answer = play(engine, {"a": tokens(12, seed=0)})["a"][0]
     stats = engine.reset_stats()
-    assert (stats.sampled_tokens, stats.forced_tokens) == (len(answer.token_ids), 11)
-    assert stats.decode_passes == 11 + len(answer.token_ids)
+    assert (stats.sampled_tokens, stats.prefilled_tokens, stats.forced_tokens) == (len(answer.token_ids), 11, 0)
+    assert (stats.decode_passes, stats.prefill_passes) == (len(answer.token_ids), 1)
     assert engine.stats.processed_tokens == 0
+
+
+def test_a_short_prompt_rides_along_with_decoding(make_engine: Callable[..., LocalEngine]) -> None:
+    engine = make_engine()
+    answer = play(engine, {"a": tokens(RIDE_ALONG_TOKENS + 1, seed=0)})["a"][0]
+    stats = engine.reset_stats()
+    assert (stats.forced_tokens, stats.prefill_passes) == (RIDE_ALONG_TOKENS, 0)
+    assert stats.decode_passes == RIDE_ALONG_TOKENS + len(answer.token_ids)
 
 
 def test_the_collector_runs_on_it(make_bench: Callable[..., Any], vocabulary: int, renderer: Any) -> None:

@@ -26,6 +26,7 @@ class CpuEngine:
     """
 
     head_dim_multiple = 1
+    max_head_dim: int | None = None
 
     def __init__(self, plan: Plan, scale: float) -> None:
         self.plan = plan

@@ -40,6 +40,8 @@ def explain_impl(
         return "reference", f"there is no flash or flex kernel with gradients for {device.type}; memory is quadratic"
     if mask_mod:
         return "flex", "flash kernels on CUDA take no mask_mod; FlexAttention compiles it in"
+    if _older_than_ampere(device):
+        return "flex", "flash kernels on CUDA need compute capability 8.0 (Ampere) or newer"
     if dtype not in _HALF:
         return "flex", f"flash kernels on CUDA want fp16 or bf16, not {dtype}; FlexAttention takes it"
     if head_dim > MAX_HEAD_DIM:
@@ -90,12 +92,20 @@ def choose_impl(
     return impl
 
 
+def _older_than_ampere(device: torch.device) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] < 8
+
+
 def _check_flash(query: Tensor, head_dim: int, mask_mod: MaskMod | None) -> None:
     device, dtype = query.device.type, query.dtype
     if device not in ("cpu", "cuda"):
         raise UnsupportedError(f'impl="flash" does not run on {device}; use impl="reference"')
     if device == "cpu":
         return
+    if _older_than_ampere(query.device):
+        raise UnsupportedError(
+            'impl="flash" needs compute capability 8.0 (Ampere) or newer on CUDA; use impl="flex" or "auto"'
+        )
     if mask_mod is not None:
         raise UnsupportedError('impl="flash" takes no mask_mod on CUDA; use impl="flex" or "auto"')
     if dtype not in _HALF:

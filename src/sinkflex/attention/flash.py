@@ -5,8 +5,8 @@ A flash backward recomputes the weights as ``exp(scores - lse)`` and needs the o
 run on ``(O', l')`` it yields the exact dQ, dK and dV; the sink's gradient is ``-sum(exp(s - l') * rowsum(dO * O'))``.
 
 A gradient of the returned log-sum-exp turns ``rowsum(dO * O')`` into ``rowsum(dO * O') - dlse``. No stock kernel takes
-that, so the head dimension is widened: keys, queries and values get a zero column, the output a column of ones and its
-gradient a column of ``-dlse``. The kernel then computes exactly that row sum.
+that, so the head dimension is widened: keys, queries and values get zero columns, the output columns of ones and its
+gradient columns that add up to ``-dlse``. The kernel then computes exactly that row sum.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ class FlashEngine(Protocol):
 
     head_dim_multiple: int
     """Head dimensions the kernel takes are multiples of this."""
+
+    max_head_dim: int | None
+    """The largest head dimension the kernel takes; None has no limit."""
+
+    scale: float
+    """Factor on the raw scores."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return (out [B, Hq, Tq, D], lse [B, Hq, Tq]); a query that sees nothing has out 0 and lse -inf."""
@@ -169,22 +175,52 @@ def _backward_with_lse(
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dim = query.shape[-1]
-    extra = engine.head_dim_multiple
+    columns = _summands(-grad_lse, grad.dtype)
+    extra = -(-columns.shape[-1] // engine.head_dim_multiple) * engine.head_dim_multiple
+    if engine.max_head_dim is not None and dim + extra > engine.max_head_dim:
+        return _backward_in_two(engine, grad, grad_lse, query, key, value, out, lse)
 
     def widen(x: Tensor, column: Tensor | float) -> Tensor:
         wide = torch.nn.functional.pad(x, (0, extra))
-        wide[..., dim] = column
+        wide[..., dim : dim + columns.shape[-1]] = column
         return wide
 
     grads = engine.backward(
-        widen(grad, -grad_lse.to(grad.dtype)),
-        widen(query, 0.0),
-        widen(key, 0.0),
-        widen(value, 0.0),
-        widen(out, 1.0),
-        lse,
+        widen(grad, columns), widen(query, 0.0), widen(key, 0.0), widen(value, 0.0), widen(out, 1.0), lse
     )
     return grads[0][..., :dim], grads[1][..., :dim], grads[2][..., :dim]
+
+
+def _summands(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values of ``dtype`` that add up to ``x`` [...]: [..., 1], or [..., 3] where ``dtype`` has fewer bits than x."""
+    rest, parts = x, []
+    for _ in range(1 if dtype == x.dtype else 3):
+        parts.append(rest.to(dtype))
+        rest = rest - parts[-1].to(x.dtype)
+    return torch.stack(parts, dim=-1)
+
+
+def _backward_in_two(
+    engine: FlashEngine,
+    grad: Tensor,
+    grad_lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where no column is left to widen: with weights P, dlse adds ``scale * dlse * P K`` to dQ and the like to dK.
+
+    ``P K`` is attention with the keys as values; ``P^T (dlse * Q)`` is the value gradient of ``dO = dlse * Q``.
+    """
+    grads = engine.backward(grad, query, key, value, out, lse)
+    mean_key, plain_lse = engine.forward(query, key, key)
+    share = torch.exp(plain_lse - lse.masked_fill(lse == -torch.inf, 0.0)) * grad_lse * engine.scale
+    weighted = (query * (grad_lse * engine.scale)[..., None]).to(query.dtype)
+    into_key = engine.backward(weighted, query, key, key, torch.zeros_like(weighted), lse)[2]
+    into_query = (mean_key * share[..., None]).to(query.dtype)
+    return grads[0] + into_query, grads[1] + into_key, grads[2]
 
 
 def _sink_gradient(grad: Tensor, grad_lse: Tensor | None, sink_logits: Tensor, out: Tensor, lse: Tensor) -> Tensor:

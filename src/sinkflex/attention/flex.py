@@ -23,6 +23,7 @@ BLOCK = 128
 """Tokens a side of a mask block; the kernels' own default."""
 
 _SMALLEST_HEAD_DIM = 16
+_MOST_COMPILED = 256
 
 
 def flex_sink_attention(
@@ -59,7 +60,9 @@ def flex_sink_attention(
     num_queries, num_keys = block_mask.seq_lengths
     value_dim = value.shape[-1]
     kernel = _kernel(query.device.type)
-    with warnings.catch_warnings():
+    # By default torch stops compiling after eight shapes and masks and from then on runs unfused, in quadratic memory.
+    limits = torch._dynamo.config.patch(recompile_limit=_MOST_COMPILED, fail_on_recompile_limit_hit=True)
+    with limits, warnings.catch_warnings():
         if query.device.type == "cpu":
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         out, aux = kernel(

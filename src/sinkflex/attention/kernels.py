@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -221,10 +222,17 @@ class FlashAttn3:
         import flash_attn_interface
 
         self._module: Any = flash_attn_interface
+        # Releases differ: at first the window was one argument, a pair, since then it is two.
+        self._window_is_pair = "window_size" in inspect.signature(flash_attn_interface._flash_attn_forward).parameters
+
+    def _window(self, sequences: Sequences) -> tuple[Any, ...]:
+        pair = (sequences.left, sequences.right)
+        return (pair,) if self._window_is_pair else pair
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float) -> tuple[Tensor, Tensor]:
         """See :class:`VarlenKernel`."""
         s = sequences
+        names = ("window_size",) if self._window_is_pair else ("window_size_left", "window_size_right")
         out, lse = self._module._flash_attn_forward(
             q,
             k,
@@ -235,8 +243,7 @@ class FlashAttn3:
             max_seqlen_k=s.max_k,
             softmax_scale=scale,
             causal=s.causal,
-            window_size_left=s.left,
-            window_size_right=s.right,
+            **dict(zip(names, self._window(s), strict=True)),
         )[:2]
         return out, lse
 
@@ -256,8 +263,8 @@ class FlashAttn3:
         grads = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         # By place: the name of the causal flag differs between releases, the order does not.
         self._module._flash_attn_backward(
-            grad, q, k, v, out, lse, s.cu_q, s.cu_k, None, None, s.max_q, s.max_k, *grads, scale, s.causal, s.left,
-            s.right,
+            grad, q, k, v, out, lse, s.cu_q, s.cu_k, None, None, s.max_q, s.max_k, *grads, scale, s.causal,
+            *self._window(s),
         )  # fmt: skip
         return grads[0], grads[1], grads[2]
 

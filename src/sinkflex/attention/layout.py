@@ -359,7 +359,7 @@ def _as_rows(name: str, values: Sequence[Any]) -> list[list[int]]:
 
 def _with_index(device: torch.device) -> torch.device:
     """The device with its number, where it has one: "cuda" is the current one."""
-    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+    if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sinkflex.attention.kernels import Sequences, VarlenKernel
+from sinkflex.attention.kernels import MAX_HEAD_DIM, Sequences, VarlenKernel
 from sinkflex.attention.layout import SequenceLayout
 from sinkflex.attention.merge import merge_parts
 from sinkflex.attention.tree import tree_jobs
@@ -129,6 +129,7 @@ class VarlenEngine:
     """
 
     head_dim_multiple = 8
+    max_head_dim: int | None = MAX_HEAD_DIM
 
     def __init__(self, calls: Sequence[VarlenCall], kernel: VarlenKernel, scale: float) -> None:
         self.calls = calls

@@ -117,13 +117,15 @@ class _Blocks:
 
     def plain(self) -> Flags:
         """[n] whether every slot of the block is taken."""
-        return np.all(self.queries >= 0, axis=1) & np.all(self.keys >= 0, axis=1)
+        taken: Flags = np.all(self.queries >= 0, axis=1) & np.all(self.keys >= 0, axis=1)
+        return taken
 
     def unbroken(self, window: int) -> Flags:
         """[n] whether one document fills the block and what its queries reach, so that its mask is the plain band."""
         reached = slice(self._halo - (window - 1), None)
         chain, position = self._chain[:, reached], self._position[:, reached]
-        return np.all(chain == chain[:, :1], axis=1) & np.all(np.diff(position, axis=1) == 1, axis=1)
+        alone: Flags = np.all(chain == chain[:, :1], axis=1) & np.all(np.diff(position, axis=1) == 1, axis=1)
+        return alone
 
     def hidden(self, low: int, high: int, window: int) -> Flags:
         """[high - low, S, S + halo] True where the key is out of sight; written block by block, as it is large."""

@@ -44,7 +44,7 @@ class AttentionResult:
     Attributes:
         contender: its name.
         tokens: T.
-        status: "ok", "unavailable" or "too large".
+        status: "ok", "unavailable", "too large" (not tried) or "out of memory".
         note: why there is no figure, or what to know about it.
         seconds: forward and backward.
         peak_bytes: over inputs and their gradients.
@@ -108,15 +108,20 @@ def _results(plan: AttentionPlan, peak: float) -> Iterator[AttentionResult]:
     for tokens in plan.lengths:
         shape = replace(plan.shape, tokens=tokens)
         for name, contender in chosen.items():
-            if (reason := contender.missing(plan.device)) is not None:
+            if (reason := contender.missing(plan.device, plan.dtype)) is not None:
                 yield AttentionResult(contender=name, tokens=tokens, status="unavailable", note=reason)
                 continue
             if contender.quadratic and (needed := _eager_bytes(plan, shape)) > 0.8 * _free_bytes(plan.device):
                 note = f"would hold about {needed / 2**30:.0f} GiB of scores"
                 yield AttentionResult(contender=name, tokens=tokens, status="too large", note=note)
                 continue
-            attend = contender.build(shape, plan.device)
-            reading = measure(_step(plan, shape, attend), device=plan.device, repeats=plan.repeats)
+            try:
+                attend = contender.build(shape, plan.device)
+                reading = measure(_step(plan, shape, attend), device=plan.device, repeats=plan.repeats)
+            except torch.OutOfMemoryError as error:
+                note = str(error).split(". ", 1)[0]
+                yield AttentionResult(contender=name, tokens=tokens, status="out of memory", note=note)
+                continue
             yield AttentionResult(
                 contender=name,
                 tokens=tokens,

@@ -6,6 +6,7 @@ question (they leave the sink out); they are here as the floor that no exact imp
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,13 +62,13 @@ class Contender:
     Attributes:
         has_sink: False where the sink is left out of the denominator.
         quadratic: True where a [T, T] matrix per head is held.
-        missing: given the device, why it cannot run there, or None.
+        missing: given device and dtype, why it cannot run there, or None.
         build: makes the function to measure.
     """
 
     has_sink: bool
     quadratic: bool
-    missing: Callable[[torch.device], str | None]
+    missing: Callable[[torch.device, torch.dtype], str | None]
     build: Callable[[Shape, torch.device], Attend]
 
 
@@ -126,17 +127,21 @@ def _sdpa(shape: Shape, device: torch.device) -> Attend:
     return attend
 
 
-def _flash_attn(shape: Shape, device: torch.device) -> Attend:
-    from flash_attn import flash_attn_func
+def _flash_attn(package: str) -> Callable[[Shape, torch.device], Attend]:
+    def build(shape: Shape, device: torch.device) -> Attend:
+        flash_attn_func = importlib.import_module(package).flash_attn_func
+        window = (-1, -1) if shape.window is None else (shape.window - 1, 0)
 
-    window = (-1, -1) if shape.window is None else (shape.window - 1, 0)
+        def attend(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> Tensor:
+            heads_last = (x.transpose(1, 2) for x in (q, k, v))
+            out = flash_attn_func(*heads_last, causal=True, window_size=window)
+            # flash-attn 3 returned the log-sum-exp as well in its first releases.
+            attended: Tensor = out[0] if isinstance(out, tuple) else out
+            return attended.transpose(1, 2)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, s: Tensor) -> Tensor:
-        heads_last = (x.transpose(1, 2) for x in (q, k, v))
-        out: Tensor = flash_attn_func(*heads_last, causal=True, window_size=window)
-        return out.transpose(1, 2)
+        return attend
 
-    return attend
+    return build
 
 
 def _sinkflex(impl: str) -> Callable[[Shape, torch.device], Attend]:
@@ -158,23 +163,38 @@ def _visible(shape: Shape, device: torch.device) -> Tensor:
     return (distance >= 0) & (distance < (shape.window or shape.tokens))
 
 
-def _needs(package: str, *, cuda: bool) -> Callable[[torch.device], str | None]:
-    def missing(device: torch.device) -> str | None:
+def _needs(
+    package: str, *, cuda: bool = False, half: bool = False, capability: int = 0
+) -> Callable[[torch.device, torch.dtype], str | None]:
+    def missing(device: torch.device, dtype: torch.dtype) -> str | None:
         if cuda and device.type != "cuda":
             return "needs a CUDA device"
+        if half and dtype not in (torch.float16, torch.bfloat16):
+            return f"wants float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+        if capability and torch.cuda.get_device_capability(device)[0] != capability:
+            return f"needs compute capability {capability}"
         return None if importlib.util.find_spec(package) else f"{package} is not installed"
 
     return missing
 
 
 CONTENDERS: dict[str, Contender] = {
-    "hf-eager": Contender(has_sink=True, quadratic=True, missing=_needs("transformers", cuda=False), build=_hf_eager),
+    "hf-eager": Contender(has_sink=True, quadratic=True, missing=_needs("transformers"), build=_hf_eager),
     "hf-flex": Contender(has_sink=True, quadratic=False, missing=_needs("transformers", cuda=True), build=_hf_flex),
-    "sdpa": Contender(has_sink=False, quadratic=False, missing=_needs("torch", cuda=False), build=_sdpa),
+    "sdpa": Contender(has_sink=False, quadratic=False, missing=_needs("torch"), build=_sdpa),
     "flash-attn": Contender(
-        has_sink=False, quadratic=False, missing=_needs("flash_attn", cuda=True), build=_flash_attn
+        has_sink=False,
+        quadratic=False,
+        missing=_needs("flash_attn", cuda=True, half=True),
+        build=_flash_attn("flash_attn"),
     ),
-    "sinkflex": Contender(has_sink=True, quadratic=False, missing=_needs("torch", cuda=False), build=_sinkflex("auto")),
+    "flash-attn-3": Contender(
+        has_sink=False,
+        quadratic=False,
+        missing=_needs("flash_attn_interface", cuda=True, half=True, capability=9),
+        build=_flash_attn("flash_attn_interface"),
+    ),
+    "sinkflex": Contender(has_sink=True, quadratic=False, missing=_needs("torch"), build=_sinkflex("auto")),
     "sinkflex-flex": Contender(
         has_sink=True, quadratic=False, missing=_needs("torch", cuda=True), build=_sinkflex("flex")
     ),

@@ -41,13 +41,13 @@ def attention_table(report: AttentionReport) -> Table:
 
 
 def train_step_table(report: TrainStepReport) -> Table:
-    """Return one row per length, with memory and time of each implementation side by side."""
+    """Return one row per length: peak memory, time, speed and share of the matmul peak of each implementation."""
     plan = report.plan
     table = Table(title=f"one training step, cap {plan.cap_bytes / 2**30:.1f} GiB, {plan.device}")
     table.add_column("tokens", justify="right")
     for name in plan.implementations:
-        table.add_column(f"{name}: peak MiB", justify="right")
-        table.add_column(f"{name}: seconds", justify="right")
+        for column in ("MiB", "s", "tok/s", "of peak"):
+            table.add_column(f"{name}\n{column}", justify="right")
     cells = {(r.implementation, r.tokens): r for r in report.results}
     for tokens in plan.lengths:
         row = []
@@ -56,6 +56,8 @@ def train_step_table(report: TrainStepReport) -> Table:
             ok = result.status == "ok" and result.peak_bytes is not None
             row.append(f"{result.peak_bytes / 2**20:,.0f}" if ok and result.peak_bytes else result.status)
             row.append(f"{result.seconds:.2f}" if result.seconds is not None else "")
+            row.append(f"{result.tokens_per_s:,.0f}" if ok and result.tokens_per_s else "")
+            row.append(f"{result.peak_share:.0%}" if ok and result.peak_share else "")
         table.add_row(f"{tokens:,}", *row)
     return table
 

@@ -18,7 +18,7 @@ from sinkflex.bench.render import (
     train_step_verdicts,
     write,
 )
-from sinkflex.bench.train_step import LENGTHS, TrainStepPlan, TrainStepResult, run_train_steps
+from sinkflex.bench.train_step import IMPLEMENTATIONS, LENGTHS, TrainStepPlan, TrainStepResult, run_train_steps
 from sinkflex.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure attention and train steps side by side.")
@@ -70,7 +70,9 @@ def train_step(
     lengths: Annotated[str, typer.Option(help="Tokens of the one row, comma-separated.")] = ",".join(
         str(length) for length in LENGTHS
     ),
-    implementations: Annotated[str, typer.Option(help="attn_implementation names.")] = "eager,sinkflex",
+    implementations: Annotated[
+        str, typer.Option(help="attn_implementation names; sink-free is transformers' SDPA without the sink.")
+    ] = ",".join(IMPLEMENTATIONS),
     cap_gib: Annotated[float, typer.Option(help="Memory one process may reach, in GiB.", min=0.5)] = 4.0,
     checkpointing: Annotated[bool, typer.Option(help="Recompute each layer in backward.")] = False,
     device: DeviceOption = "auto",

@@ -271,12 +271,16 @@ def test_reads_a_linear_head() -> None:
     assert head.softcap == 3.0
 
 
-def test_reads_a_peft_lora_head_and_equals_its_forward() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("lora_bias", [False, True])
+def test_reads_a_peft_lora_head_and_equals_its_forward(bias: bool, lora_bias: bool) -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     model = nn.Sequential()
-    model.add_module("lm_head", nn.Linear(6, 19, bias=False))
-    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["lm_head"], init_lora_weights=False)
+    model.add_module("lm_head", nn.Linear(6, 19, bias=bias or lora_bias))
+    config = peft.LoraConfig(
+        r=2, lora_alpha=6, target_modules=["lm_head"], init_lora_weights=False, lora_bias=lora_bias
+    )
     layer = peft.inject_adapter_in_model(config, model).lm_head
     hidden, targets = torch.randn(5, 6), torch.randint(19, (5,))
     head = OutputHead.from_module(layer)
@@ -289,7 +293,7 @@ def test_reads_a_peft_lora_head_and_equals_its_forward() -> None:
     layer.zero_grad()
     want.sum().backward()
     theirs = [p.grad for p in layer.parameters() if p.grad is not None]
-    assert len(mine) == len(theirs) == 2
+    assert len(mine) == len(theirs) == 2 + lora_bias
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     layer.merge()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -111,6 +112,10 @@ def test_cached_builds_once() -> None:
         (lambda: SequenceLayout.from_position_ids(torch.zeros(3, dtype=torch.long)), r"expected \[batch, length\]"),
         (lambda: SequenceLayout.from_documents([3, 0]), r"lengths\[0\]\[1\] is 0; expected at least 1"),
         (lambda: SequenceLayout.from_documents([3, 4], length=6), "holds 7 tokens but length is 6"),
+        (lambda: SequenceLayout.from_documents([[3, 4], 5]), r"lengths is \[\[3, 4\], 5\]; expected whole numbers"),
+        (lambda: SequenceLayout.from_documents([3, [4, 5]]), r"lengths is \[3, \[4, 5\]\]; expected whole numbers"),
+        (lambda: SequenceLayout.from_documents([2.5]), r"lengths is \[2.5\]; expected whole numbers"),
+        (lambda: SequenceLayout.from_prefix_tree([[2], [1]], [[-1], -1]), r"parents is \[\[-1\], -1\]; expected whole"),
         (lambda: SequenceLayout.from_prefix_tree([1, 1], [-1]), "one parent per entry of lengths"),
         (lambda: SequenceLayout.from_prefix_tree([1, 1], [1, -1]), r"parents\[0\]\[0\] is 1; expected -1"),
         (lambda: SequenceLayout.decode([1, 4], 3), "between num_queries=1 and num_keys=3"),
@@ -121,3 +126,19 @@ def test_cached_builds_once() -> None:
 def test_refusals(build: object, message: str) -> None:
     with pytest.raises(AttentionError, match=message):
         build()  # type: ignore[operator]
+
+
+def test_lengths_may_be_arrays() -> None:
+    rows = [torch.tensor([2, 1]), torch.tensor([3])]
+    assert SequenceLayout.from_documents(rows).nodes == SequenceLayout.from_documents([[2, 1], [3]]).nodes
+    assert SequenceLayout.from_documents(np.array([2, 1])).nodes == SequenceLayout.from_documents([2, 1]).nodes
+
+
+def test_a_device_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors made on "cuda" say "cuda:0", and layouts are compared with them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    layout = SequenceLayout.causal(1, 2, device="cuda")
+    assert layout.device == torch.device("cuda:1")
+    assert layout.to("cuda") is layout
+    assert SequenceLayout.causal(1, 2, device="cuda:0").device == torch.device("cuda:0")

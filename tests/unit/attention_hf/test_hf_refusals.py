@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -41,6 +42,10 @@ def call(module: nn.Module | None = None, mask: Any = None, batch: int = 1, **kw
     assert weights is None
     assert out.shape == (batch, T, 2, 4)
     return out
+
+
+def padded(row: list[int]) -> Any:
+    return sinkflex_mask(batch_size=1, q_length=T, kv_length=T, attention_mask=torch.tensor([row]).bool())
 
 
 def test_every_name_is_registered_for_attention_and_mask() -> None:
@@ -86,6 +91,31 @@ def test_every_name_is_registered_for_attention_and_mask() -> None:
             UnsupportedError,
             "cu_seq_lens_q describes one flattened row without a cache; got batch 2",
         ),
+        (
+            {"layout": SequenceLayout.causal(1, T), "mask": padded([0, 1, 1, 1, 1, 1])},
+            AttentionError,
+            "attention_mask hides tokens that layout= holds as real ones",
+        ),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 2, T]), "mask": padded([0, 1, 1, 1, 1, 1])},
+            UnsupportedError,
+            "cu_seq_lens_q marks packed documents, which goes with neither a padding attention_mask nor a cache",
+        ),
+        (
+            {"seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1]]), "mask": padded([1, 1, 1, 1, 1, 0])},
+            UnsupportedError,
+            "seq_idx marks packed documents",
+        ),
+        (
+            {"is_causal": False, "sliding_window": 2, "cu_seq_lens_q": torch.tensor([0, 2, T])},
+            UnsupportedError,
+            "Attention is bidirectional .* that contradicts sliding_window, cu_seq_lens_q",
+        ),
+        (
+            {"is_causal": False, "position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])},
+            UnsupportedError,
+            "that contradicts position_ids that restart",
+        ),
     ],
 )
 def test_refused_by_name(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -129,10 +159,62 @@ def test_boundaries_and_position_ids_mean_the_same_documents() -> None:
     assert not torch.allclose(by_boundaries, call())
 
 
+def test_seq_idx_means_documents() -> None:
+    by_index = call(seq_idx=torch.tensor([[0, 0, 1, 1, 1, 1]]))
+    torch.testing.assert_close(by_index, call(position_ids=torch.tensor([[0, 1, 0, 1, 2, 3]])))
+
+
+def test_a_mask_that_hides_nothing_leaves_packing_to_the_position_ids() -> None:
+    packed = {"position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])}
+    torch.testing.assert_close(call(mask=padded([1] * T), **packed), call(**packed))
+    model, ids, positions = tiny(), torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[0, 1, 0, 1, 2]])
+    got = model(ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(got, model(ids, position_ids=positions, use_cache=False).logits)
+    alone = model(ids[:, 2:], use_cache=False).logits
+    torch.testing.assert_close(got[:, 2:], alone, rtol=1e-4, atol=1e-6)
+
+
+def test_a_layout_that_leaves_out_what_the_mask_leaves_out_is_fine() -> None:
+    mask = padded([0, 0, 1, 1, 1, 1])
+    layout = SequenceLayout.from_padding(torch.tensor([[0, 0, 0, 1, 1, 1]]))
+    torch.testing.assert_close(call(mask=mask, layout=layout), call(layout=layout))
+
+
+@pytest.mark.parametrize("name", ["sinkflex_flex", "sinkflex_fa"])
+def test_a_forced_kernel_refuses_a_dense_mask(name: str) -> None:
+    module = Attention()
+    q = torch.randn(1, 2, T, 4)
+    dense = torch.ones(1, 1, T, T).bool()
+    with pytest.raises(UnsupportedError, match=f"'{name}' forces the .* which take no dense mask as Attention has"):
+        AttentionInterface()[name](module, q, q, q, dense, s_aux=module.sinks)
+
+
+def test_a_dense_mask_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    hf._log_dense.cache_clear()
+    for _ in range(2):
+        call(mask=torch.ones(1, 1, T, T).bool())
+    assert [record.message for record in caplog.records if "computes it densely" in record.message] == [
+        "Attention has a mask that is no layout's (4-D, edited by the layer, or bidirectional); sinkflex computes it "
+        "densely (exact, memory grows with the square of the length as in eager)"
+    ]
+
+
+def test_a_window_over_a_preallocated_cache_stops_at_the_last_query() -> None:
+    """40 queries against 70 columns of which the last 20 are not written yet."""
+    made = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, size, 4, generator=made) for size in (40, 70, 70))
+    layout = dataclasses.replace(SequenceLayout.causal(1, 70), num_queries=40, query_start=(10,), _cache={})
+    mask = LayerMask(layout=layout, window=7, plain=False)
+    module = Attention()
+    got, _ = AttentionInterface()["sinkflex"](module, q, k, v, mask, s_aux=module.sinks)
+    want, _ = AttentionInterface()["sinkflex_reference"](module, q, k, v, mask, s_aux=module.sinks)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_a_layout_in_the_mask_slot_takes_the_layers_window() -> None:
     layout = SequenceLayout.causal(1, T)
     torch.testing.assert_close(call(mask=layout, sliding_window=2), call(sliding_window=2))
-    masked = LayerMask(layout=layout, window=3, plain=False, evicted=False)
+    masked = LayerMask(layout=layout, window=3, plain=False)
     torch.testing.assert_close(call(mask=masked, sliding_window=2), call(sliding_window=3))
 
 
@@ -152,6 +234,7 @@ def test_indices_pick_keys_out_of_a_dense_mask() -> None:
     causal = torch.ones(T, T).tril().bool()[None, None]
     chosen = torch.tensor([[[max(i - 1, 0), i] for i in range(T)]], dtype=torch.int32)
     torch.testing.assert_close(call(mask=causal, indices=chosen), call(sliding_window=2))
+    torch.testing.assert_close(call(indices=chosen), call(sliding_window=2))
 
 
 def tiny() -> GptOssForCausalLM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_contenders_with_a_sink_agree_and_the_floor_is_plain_softmax(window: int
     k, v = (torch.randn(2, 2, 33, 8, generator=made) for _ in range(2))
     s = torch.randn(4, generator=made)
     for name, contender in CONTENDERS.items():
-        if contender.missing(CPU) is None:
+        if contender.missing(CPU, torch.float32) is None:
             got = contender.build(case, CPU)(q, k, v, s)
             want = sink_attention(q, k, v, s if contender.has_sink else None, window=window, impl="reference")
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=name)
@@ -73,7 +74,7 @@ def test_a_run_reports_every_contender_at_every_length(tmp_path: Path) -> None:
     assert seen == list(report.results)
     assert [(r.tokens, r.contender) for r in seen] == [(t, c) for t in (16, 40) for c in CONTENDERS]
     for result in seen:
-        if CONTENDERS[result.contender].missing(CPU):
+        if CONTENDERS[result.contender].missing(CPU, torch.float32):
             assert (result.status, result.note) == ("unavailable", "needs a CUDA device")
         else:
             assert result.status == "ok"
@@ -96,6 +97,22 @@ def test_what_cannot_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     (result,) = run_attention(plan(lengths=[64], contenders=["hf-eager"])).results
     assert result.status == "too large"
     assert "GiB of scores" in result.note
+
+
+def test_running_out_of_memory_ends_one_result_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(shape: Any, device: torch.device) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB. GPU 0 has less")
+
+    monkeypatch.setitem(CONTENDERS, "sdpa", dataclasses.replace(CONTENDERS["sdpa"], build=run_out))
+    lost, kept = run_attention(plan(lengths=[16], contenders=["sdpa", "sinkflex"])).results
+    assert (lost.status, lost.note, lost.seconds) == ("out of memory", "CUDA out of memory", None)
+    assert kept.status == "ok"
+
+
+@pytest.mark.parametrize("name", ["flash-attn", "flash-attn-3"])
+def test_flash_attn_is_left_out_in_fp32(name: str) -> None:
+    reason = CONTENDERS[name].missing(torch.device("cuda"), torch.float32)
+    assert reason == "wants float16 or bfloat16, not float32"
 
 
 def test_peak_memory_is_what_a_call_holds_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def report(peaks: dict[str, list[int | None]], lengths: tuple[int, ...] = (1024,
         for name, column in peaks.items()
         for tokens, peak in zip(lengths, column, strict=True)
     ]
-    return TrainStepReport(plan=plan(lengths=lengths), results=tuple(results))
+    return TrainStepReport(plan=plan(lengths=lengths, implementations=tuple(peaks)), results=tuple(results))
 
 
 def test_growth_and_length_of_a_hand_case() -> None:
@@ -90,10 +91,38 @@ def test_going_over_the_cap_ends_an_implementation(monkeypatch: pytest.MonkeyPat
         "print(json.dumps({'status': 'ok', 'seconds': 1.0, 'peak_bytes': 5, 'loss': 0.5}))",
     )
     seen: list[TrainStepResult] = []
-    run_train_steps(plan(cap_bytes=200 * MIB, lengths=(1024, 2048, 4096)), progress=seen.append)
+    run_train_steps(
+        plan(cap_bytes=200 * MIB, lengths=(1024, 2048, 4096), implementations=("eager", "sinkflex")),
+        progress=seen.append,
+    )
     assert [r.status for r in seen] == ["ok", "out of memory", "not run", "ok", "ok", "ok"]
     assert seen[1].peak_bytes is not None
     assert seen[1].peak_bytes > 200 * MIB
+
+
+def test_a_peak_that_only_the_process_saw_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = 300 * MIB
+    fake_child(monkeypatch, f'print(\'{{"status": "ok", "seconds": 1.0, "peak_bytes": {peak}, "loss": 0.5}}\')')
+    (result,) = run_train_steps(plan(cap_bytes=200 * MIB, lengths=(8,), implementations=("eager",))).results
+    assert (result.status, result.seconds, result.peak_bytes) == ("out of memory", None, peak)
+
+
+def test_a_process_that_the_kernel_killed_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_child(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    made = run_train_steps(plan(lengths=(8,), implementations=("eager",)))
+    assert made.results[0].status == "out of memory"
+
+
+def test_flops_of_a_hand_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"num_experts_per_tok": 1, "num_local_experts": 2, "head_dim": 8, "num_attention_heads": 3}
+    monkeypatch.setattr(train_child, "MODEL", sizes | {"sliding_window": 2})
+    model = torch.nn.Module()
+    model.embed_tokens = torch.nn.Linear(9, 9)
+    model.mlp = torch.nn.ModuleDict({"experts": torch.nn.ModuleDict({"all": torch.nn.Linear(4, 10)})})
+    model.head = torch.nn.Linear(5, 7)
+    model.config = SimpleNamespace(layer_types=["full_attention", "sliding_attention"])
+    # 35 + 40 / 2 weights, 6 FLOPs each and token. Pairs of 4 tokens: 10 in full, 1 + 2 + 2 + 2 through a window of 2.
+    assert train_child.step_flops(model, 4) == 6 * 55 * 4 + 14 * 8 * 3 * 17
 
 
 def test_a_step_that_takes_too_long_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +137,13 @@ def test_any_other_failure_raises_with_its_output(monkeypatch: pytest.MonkeyPatc
         run_train_steps(plan(lengths=(8,)))
 
 
-def test_the_child_runs_the_same_step_under_both(
+def test_the_child_runs_the_same_step_under_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2, "sliding_window": 16}
     monkeypatch.setattr(train_child, "MODEL", train_child.MODEL | small)
     records = []
-    for implementation in ("eager", "sinkflex"):
+    for implementation in ("eager", "sinkflex", train_child.SDPA_FLOOR):
         settings = {
             "implementation": implementation,
             "tokens": 80,
@@ -126,8 +155,13 @@ def test_the_child_runs_the_same_step_under_both(
         monkeypatch.setattr(sys, "argv", ["train_child", json.dumps(settings)])
         train_child.main()
         records.append(json.loads(capsys.readouterr().out))
-    assert [record["status"] for record in records] == ["ok", "ok"]
+    assert [record["status"] for record in records] == ["ok", "ok", "ok"]
     assert records[0]["loss"] == pytest.approx(records[1]["loss"], rel=1e-4)
+    # Without the sink it is another model, though a near one.
+    assert records[0]["loss"] != pytest.approx(records[2]["loss"], rel=1e-6)
+    for record in records:
+        assert record["tokens_per_s"] == pytest.approx(80 / record["seconds"])
+        assert 0 < record["peak_share"] < 1.5
 
 
 @pytest.mark.parametrize("message", ["DefaultCPUAllocator: can't allocate memory: you tried", "something else"])

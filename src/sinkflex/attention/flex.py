@@ -96,7 +96,8 @@ def add_sink(
     empty = lse == -torch.inf
     safe = lse.masked_fill(empty, 0.0)
     sink = sink_logits.to(lse.dtype)[:, None]
-    weight = torch.sigmoid(safe - sink)
+    # Not sigmoid: its gradient, y * (1 - y), loses a sink whose weight rounds to 0 beside the keys' weight of 1.
+    weight = torch.exp(torch.nn.functional.logsigmoid(safe - sink))
     total = torch.where(empty, sink, torch.logaddexp(safe, sink))
     return (out * weight[..., None]).to(out.dtype), total
 

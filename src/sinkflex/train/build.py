@@ -88,6 +88,8 @@ def build_parts(recipe: Recipe, *, on_warmstart_step: OnWarmstartStep) -> Parts:
     train_tasks = list_tasks(recipe, env, recipe.env.train_split)
     held_out = list_tasks(recipe, env, recipe.env.validation_split)
     policy, warmstart = prepare_policy(recipe, env, train_tasks, on_step=on_warmstart_step)
+    # torch seeds its generator anew in every process; here on the run's seed decides.
+    torch.manual_seed(recipe.run.seed)
     renderer = make_renderer(recipe, policy.tokenizer)
     engine = LocalEngine(
         policy.model,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from sinkflex.attention import SequenceLayout, dense_mask, sink_attention
+from sinkflex.attention import SequenceLayout, sink_attention
 
 CASES = {
     "causal": (SequenceLayout.causal(1, 300), None),
@@ -35,43 +34,18 @@ def test_fp32(lab: Any, name: str, lse_grad: bool) -> None:
     lab.assert_close(single, lab.reference(case, window=window), 1e-5)
 
 
-def _eager(
-    query: Tensor, key: Tensor, value: Tensor, sink_logits: Tensor, *, layout: SequenceLayout, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """What models with sinks run without a kernel: all in the inputs' precision, the sink a column of the softmax.
-
-    The reference is no yardstick here: it promotes its scores to fp32, which eager attention does not.
-    """
-    group = query.shape[1] // key.shape[1]
-    keys, values = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    scores = (query @ keys.transpose(-1, -2)) * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(~dense_mask(layout, num_heads=query.shape[1], window=window), -torch.inf)
-    sinks = sink_logits.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-    logits = torch.cat([scores, sinks], dim=-1)
-    probabilities = logits.softmax(dim=-1, dtype=logits.dtype)[..., :-1]
-    return probabilities @ values, logits.logsumexp(dim=-1)
-
-
-def _rms_errors(lab: Any, run: Any, name: str) -> dict[str, float]:
-    """Root mean square over eight seeds of each result's error against fp64; one draw of four sinks is luck."""
-    layout, window = CASES[name]
-    squares: dict[str, float] = {}
-    for seed in range(8):
-        case = lab.case(layout, dim=32, lse_grad=False, seed=seed).to(torch.bfloat16)
-        exact = lab.reference(case.to(torch.float64), window=window)
-        for result, error in lab.errors(lab.results(run, case, window=window), exact).items():
-            squares[result] = squares.get(result, 0.0) + error**2 / 8
-    return {result: square**0.5 for result, square in squares.items()}
-
-
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_bf16_within_twice_eager(lab: Any, name: str) -> None:
-    eager, flash = _rms_errors(lab, _eager, name), _rms_errors(lab, _run("flash"), name)
+    layout, window = CASES[name]
+    eager, flash = (
+        lab.rms_errors(run, layout, torch.bfloat16, window=window) for run in (lab.run_eager, _run("flash"))
+    )
     assert all(flash[result] <= 2 * eager[result] for result in eager), str((flash, eager))
 
 
 def test_flex_bf16_within_twice_eager(lab: Any) -> None:
-    eager, flex = _rms_errors(lab, _eager, "tree"), _rms_errors(lab, lab.run_flex, "tree")
+    layout, window = CASES["tree"]
+    eager, flex = (lab.rms_errors(run, layout, torch.bfloat16, window=window) for run in (lab.run_eager, lab.run_flex))
     assert all(flex[result] <= 2 * eager[result] for result in eager), str((flex, eager))
 
 

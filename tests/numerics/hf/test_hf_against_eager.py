@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 SINK_DECODERS = ["gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "flint", "deepseek_v4", "hy_v4"]
 PLAIN_DECODERS = ["llama", "qwen3", "gemma3"]
 DECODERS = SINK_DECODERS + PLAIN_DECODERS
-EVERY = [*DECODERS, "openai_privacy_filter"]
+EVERY = [*DECODERS, "hy_v4_vl", "openai_privacy_filter"]
 PACKING = [name for name in DECODERS if name != "deepseek_v4"]
 BY_LAYOUT = [name for name in PACKING if name != "hy_v4"]
 LENGTH = 21
@@ -143,7 +143,14 @@ def decode(model: nn.Module, implementation: str, mask: Tensor, **options: Any) 
     return torch.stack(out.logits)
 
 
-def test_hyper_connection_gradients_agree_in_fp64(build: Callable[[str], nn.Module], run: Any, agree: Any) -> None:
+@pytest.mark.parametrize("name", ["hy_v4", "hy_v4_vl"])
+def test_hyper_connection_gradients_agree_in_fp64(
+    name: str, build: Callable[[str], nn.Module], run: Any, agree: Any
+) -> None:
     """Their fp32 difference (3e-4 of one parameter's own maximum) is rounding: in fp64 nothing is left of it."""
-    model = build("hy_v4").double()
+    model, mask = build(name).double(), left_padded()
     agree(run(model, "sinkflex", tokens()), run(model, "eager", tokens()), tolerance=1e-8)
+    inputs = {"attention_mask": mask, "real": mask.bool()}
+    runs = [run(model, i, tokens(), **inputs) for i in ("sinkflex", "eager")]
+    agree(*runs, real=mask.bool(), tolerance=1e-8)
+    agree(*(run(model, i, tokens(1), position_ids=PACKED) for i in ("sinkflex", "eager")), tolerance=1e-8)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from sinkflex.algo import ClipRange
 from sinkflex.config import Recipe
 from sinkflex.errors import ModelError
-from sinkflex.train.build import clip_range
+from sinkflex.train.build import build_parts, clip_range
 from sinkflex.train.policy_setup import pick_device
 
 
@@ -36,3 +38,19 @@ def test_cuda_is_refused_where_there_is_none(
     assert pick_device(tiny_recipe()) == "cpu"
     with pytest.raises(ModelError, match=r"run.device = 'cuda', but torch sees no CUDA device"):
         pick_device(tiny_recipe("run.device=cuda"))
+
+
+def test_a_cached_warm_start_begins_the_run_exactly_as_a_trained_one(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(f"warmstart.cache_dir={tmp_path}")
+    parts = []
+    for process_seed in (1, 2):
+        torch.manual_seed(process_seed)
+        parts.append(build_parts(recipe, on_warmstart_step=lambda *_: None))
+    trained, cached = parts
+    assert (trained.warmstart.source, cached.warmstart.source) == ("trained", "cache")
+    assert torch.equal(trained.trainer.tensors()["torch_rng"], cached.trainer.tensors()["torch_rng"])
+    torch.testing.assert_close(
+        cached.policy.model.state_dict(), trained.policy.model.state_dict(), rtol=0.0, atol=0.0, check_device=False
+    )

@@ -44,13 +44,14 @@ def test_a_cached_warm_start_begins_the_run_exactly_as_a_trained_one(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     recipe = tiny_recipe(f"warmstart.cache_dir={tmp_path}")
-    parts = []
+    parts, generators = [], []
     for process_seed in (1, 2):
         torch.manual_seed(process_seed)
         parts.append(build_parts(recipe, on_warmstart_step=lambda *_: None))
+        generators.append(parts[-1].trainer.tensors()["torch_rng"])  # the generator is one for all: read it now
     trained, cached = parts
     assert (trained.warmstart.source, cached.warmstart.source) == ("trained", "cache")
-    assert torch.equal(trained.trainer.tensors()["torch_rng"], cached.trainer.tensors()["torch_rng"])
+    assert torch.equal(*generators)
     torch.testing.assert_close(
         cached.policy.model.state_dict(), trained.policy.model.state_dict(), rtol=0.0, atol=0.0, check_device=False
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sinkflex.cli.play import Player
 from sinkflex.envs.tau2 import Tau2Env
 from sinkflex.envs.tau2.grading import Grader
 from sinkflex.envs.tau2.judging import endpoint_judge
@@ -97,6 +98,38 @@ def test_a_model_on_an_endpoint_is_told_what_upstreams_simulator_is_told(monkeyp
     assert len(asked[1][1]) == 30
     assert len({seed for _, _, seed in asked}) == 1
     assert info["metrics"]["user_requests"] == 0.0
+    closed: list[ChatEndpoint] = []
+    monkeypatch.setattr(ChatEndpoint, "close", lambda self: closed.append(self))
+    env.close()
+    assert len(closed) == 1
+
+
+def test_a_person_plays_either_side_of_a_real_task() -> None:
+    shown: list[str] = []
+    lines = iter(["my phone has no service", "/check_status_bar", "no signal", "bye /stop"])
+    options = {"ask": lambda prompt: next(lines), "show": shown.append}
+    env = Tau2Env(domain="telecom", split="base", user="person", user_options=options)
+    score = Player(env, show=shown.append).play_user(seed=0, options={"task_id": env.task_ids("base")[0]})
+    text = "\n".join(shown)
+    assert score == 0.0
+    assert "Reason for call" in text
+    assert "- check_status_bar(): " in text
+    assert "tool check_status_bar: Status Bar: " in text
+    assert "user_stop: score 0" in text
+
+    lines, shown = iter(["/hint", "/get_product_details product_id=1", "/quit"]), []
+    env = Tau2Env(domain="retail", split="base")
+    left = Player(env, show=shown.append, ask=lambda prompt: next(lines)).play_agent(seed=0, options={"task_id": "0"})
+    assert left is None
+    assert "tool get_product_details: Error: Product not found" in "\n".join(shown)
+
+
+def test_a_user_without_tools_is_told_so() -> None:
+    shown: list[str] = []
+    options = {"ask": lambda prompt: "hello", "show": shown.append}
+    env = Tau2Env(domain="retail", split="base", user="person", user_options=options)
+    env.reset(options={"task_id": "0"})
+    assert shown[0].endswith("You have no tools.")
 
 
 class NLTask:

@@ -264,6 +264,37 @@ def test_end_info_names_basis_package_and_vacuous_components(
     assert info["unjudged"] is False
 
 
+def test_metrics_count_repeats_and_writes_without_a_yes() -> None:
+    puppet = Puppet(text("Hm."), text("Yes, go ahead."), text("No, wait."))
+    env = puppet_env("mock", puppet)
+    env.reset(options={"task_id": "create_task_1"})
+
+    def write(title: str) -> str:
+        return json.dumps({"name": "create_task", "arguments": {"user_id": "user_1", "title": title}})
+
+    read = '{"name": "get_users", "arguments": {}}'
+    counted = []
+    for action in (read, read, write("a"), read, "Shall I?", write("b"), "Shall I?", write("c"), "More?", write("d")):
+        env.step(action)
+        metrics = env.metrics()
+        counted.append((metrics["repeated_calls"], metrics["writes_before_confirmation"]))
+    assert counted == [
+        (0.0, 0.0),
+        (1.0, 0.0),
+        (1.0, 1.0),  # nobody said yes
+        (1.0, 1.0),  # looked again after a write
+        (1.0, 1.0),
+        (1.0, 2.0),  # "Hm."
+        (1.0, 2.0),
+        (1.0, 2.0),  # "Yes, go ahead."
+        (1.0, 2.0),
+        (1.0, 3.0),  # "No, wait."
+    ]
+    env.step(write("no such user").replace("user_1", "user_9"))
+    env.step(write("no such user").replace("user_1", "user_9"))
+    assert env.metrics()["repeated_calls"] == 2.0  # a refused call refused again
+
+
 def test_constructor_and_reset_refuse_what_they_do_not_know(make_env: Callable[..., Tau2Env]) -> None:
     with pytest.raises(EnvError, match="unknown prompt 'long'"):
         Tau2Env(domain="mock", split="base", prompt="long")

@@ -64,7 +64,7 @@ def play(
     env_id: EnvId,
     side: Annotated[str, typer.Option("--as", help="Which side you play: agent or user.")] = "agent",
     task: Annotated[str | None, typer.Option(help="Task id; drawn at random by default.")] = None,
-    split: Annotated[str, typer.Option(help="Split to draw from.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Split to draw from; the environment's own by default.")] = None,
     tier: Annotated[str | None, typer.Option(help="Tier to draw from.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds the draw and the other side.")] = None,
 ) -> None:
@@ -72,9 +72,8 @@ def play(
     if side not in SIDES:
         raise EnvError(unknown_name("side", side, SIDES))
     _require(env_id)
-    kwargs: dict[str, Any] = {"split": split, "user": "person" if side == "user" else "scripted"}
-    if tier is not None:
-        kwargs["tier"] = tier
+    asked = {"split": split, "tier": tier, "user": "person" if side == "user" else None}
+    kwargs = {name: value for name, value in asked.items() if value is not None}
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     options: dict[str, Any] = {} if task is None else {"task_id": task}
     player = Player(env, show=typer.echo)

@@ -54,7 +54,8 @@ class Player:
     def play_user(self, *, seed: int | None, options: dict[str, Any]) -> float:
         """Let the person be the user, against the oracle; the environment's user must be ``person``."""
         unwrapped: Any = self._env.unwrapped
-        with tool_completion(list(unwrapped.domain.user_tools.tools)):
+        held: Any = unwrapped.domain.user_tools
+        with tool_completion([tool.name for tool in getattr(held, "schemas", held)]):
             self._env.reset(seed=seed, options=options)
             while True:
                 action = unwrapped.oracle_message()

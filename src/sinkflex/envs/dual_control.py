@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Generic
 from sinkflex.chat.parsing import MalformedAction, ParsedAction
 from sinkflex.envs import session
 from sinkflex.envs.protocol import Domain, TaskT, User, UserMove
+from sinkflex.envs.repeats import RepeatedCalls
 from sinkflex.envs.tools import Side, ToolReply
 from sinkflex.errors import EnvError, InfrastructureError
 from sinkflex.types import Message, Role, StopReason, ToolCall
@@ -94,8 +94,7 @@ class Episode(Generic[TaskT]):
         self.stop_reason: StopReason | None = None
         self.transcript: list[tuple[Side, Message]] = []
         self._counts = _Counts()
-        self._recent_calls: set[tuple[str, str]] = set()
-        self._recent_writes = self.world.writes
+        self._repeats = RepeatedCalls()
 
     def start(self) -> tuple[Message, ...]:
         """Let the user open; returns what the assistant reads first."""
@@ -157,7 +156,7 @@ class Episode(Generic[TaskT]):
             "invalid_actions": float(self._counts.invalid_actions),
             "invalid_calls": float(counts["invalid_calls"]),
             "tool_errors": float(counts["tool_errors"]),
-            "repeated_calls": float(counts["repeated_calls"]),
+            "repeated_calls": float(self._repeats.count),
             "policy_breaches": float(len(broken)),
             "writes_before_confirmation": float(unconfirmed),
             **self.user.metrics(),
@@ -169,8 +168,8 @@ class Episode(Generic[TaskT]):
         replies: list[Message] = []
         invalid: str | None = None
         for call in action.tool_calls:
-            self._count_repeat(call)
             reply = self.domain.agent_tools.call(self.world, call)
+            self._repeats.note(call, answer=reply.text, state=self.world.hash())
             self._counts.counts["agent_calls"] += 1
             self._counts.counts["invalid_calls"] += reply.invalid
             self._counts.counts["tool_errors"] += reply.error is not None and not reply.invalid
@@ -181,15 +180,6 @@ class Episode(Generic[TaskT]):
                 self.stop_reason = reply.tool.stops
                 break
         return tuple(replies), invalid
-
-    def _count_repeat(self, call: ToolCall) -> None:
-        """Count a call made before with nothing written since: it cannot have told anything new."""
-        if self.world.writes != self._recent_writes:
-            self._recent_writes = self.world.writes
-            self._recent_calls.clear()
-        key = (call.name, json.dumps(dict(call.arguments), sort_keys=True, default=repr))
-        self._counts.counts["repeated_calls"] += key in self._recent_calls
-        self._recent_calls.add(key)
 
     def _user_turn(self, spoken: Message) -> Message:
         incoming: tuple[Message, ...] = (spoken,)

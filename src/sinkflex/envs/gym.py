@@ -152,6 +152,10 @@ class DualControlEnv(gymnasium.Env[str, str], EzPickle):
             raise EnvError("no episode is running; call reset first")
         return self._episode
 
+    def metrics(self) -> dict[str, float]:
+        """Return counts that describe the episode so far; they do not enter its score."""
+        return self.episode.outcome().metrics
+
     def oracle_message(self) -> Message:
         """Return the best next assistant message from the current state, whatever happened before."""
         return self.domain.oracle(self.episode.task, self.episode.world)

@@ -51,9 +51,14 @@ class EpisodeTimeout(gymnasium.Wrapper[str, str, str, str], RecordConstructorArg
                 "stop_reason": str(StopReason.EPISODE_TIMEOUT),
                 "score": 0.0,
                 "components": {"ended": 0.0},
-                "metrics": {},
+                "metrics": self._metrics(),
             }
         return observation, float(reward), terminated, truncated, info
+
+    def _metrics(self) -> dict[str, float]:
+        """What the environment counted so far; an environment without such counts has none."""
+        count = getattr(self.unwrapped, "metrics", None)
+        return {} if count is None else dict(count())
 
 
 class RecordTrajectories(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):

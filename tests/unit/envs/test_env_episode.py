@@ -94,7 +94,6 @@ def test_budgets_truncate() -> None:
     episode = start(max_steps=2)
     assert episode.act(use("read_mains")).stop_reason is None
     assert episode.act(use("read_mains")).stop_reason is StopReason.MAX_STEPS
-    assert episode.outcome().metrics["repeated_calls"] == 0.0  # the first read noted itself: something was written
     episode = start(max_invalid=2)
     assert episode.act(MalformedAction(reason="Close the brace.")).stop_reason is None
     assert episode.act(use("no_such_tool")).stop_reason is StopReason.MAX_INVALID_ACTIONS
@@ -126,10 +125,33 @@ def test_the_agent_cannot_use_the_users_tools() -> None:
     assert "unknown tool 'flip_switch'" in (start().act(use("flip_switch")).invalid_action or "")
 
 
-def test_a_call_repeated_with_nothing_written_between_is_counted() -> None:
+def test_a_call_that_repeats_one_with_the_same_answer_and_no_change_is_counted() -> None:
     episode = start()
-    for _ in range(3):
-        episode.act(use("nothing"))
+
+    def repeats() -> float:
+        return episode.outcome().metrics["repeated_calls"]
+
+    episode.act(use("read_mains"))  # notes that it was read, so the world changed
+    assert repeats() == 0.0
+    episode.act(use("read_mains"))
+    episode.act(use("read_mains", "read_mains"))
+    assert repeats() == 3.0
+    episode.act(tell("may i turn the mains on?"))
+    episode.act(use("turn_on_mains", "read_mains"))  # the answer is another one now
+    assert repeats() == 3.0
+    episode.act(tell("please turn the switch on"))
+    episode.act(use("read_mains"))  # the same answer, but the user changed something: looking again is no waste
+    assert repeats() == 3.0
+    episode.act(use("turn_on_mains"))
+    assert repeats() == 3.0  # the switch changed since the last time
+    episode.act(use("turn_on_mains"))
+    assert repeats() == 4.0
+
+
+def test_refused_calls_repeat_too_and_other_arguments_are_another_call() -> None:
+    episode = start(max_invalid=9)
+    for arguments in ({}, {}, {"again": 1}, {"again": 1}):
+        episode.act(use("nothing", **arguments))
     assert episode.outcome().metrics["repeated_calls"] == 2.0
 
 

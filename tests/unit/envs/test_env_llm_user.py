@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from sinkflex.envs.gym import DualControlEnv
 from sinkflex.envs.users.cassette import Cassette
 from sinkflex.envs.users.endpoint import ChatEndpoint, EndpointConfig, Usage
 from sinkflex.envs.users.modelled import STOP_MARK
-from sinkflex.errors import EnvError, InfrastructureError
+from sinkflex.errors import EnvError, InfrastructureError, MissingExtraError
 from sinkflex.types import Message, Role, ToolSchema
 
 Reply = dict[str, Any]
@@ -74,7 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.busy -= 1
 
     def _send(self, step: Any, asked: Reply) -> None:
-        status, body = 200, b""
+        status, body, wait = 200, b"", None
+        if isinstance(step, tuple):
+            step, wait = step
         if isinstance(step, float):
             time.sleep(step)
             step = text("too late")
@@ -91,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
+        if wait is not None:
+            self.send_header("Retry-After", wait)
         self.end_headers()
         self.wfile.write(body)
         self.close_connection = True
@@ -207,6 +212,33 @@ def test_backoff_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, server: 
     longest = [2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert len(slept) == len(longest)
     assert all(limit / 2 <= pause <= limit for pause, limit in zip(slept, longest, strict=True))
+
+
+@pytest.mark.parametrize(("asked", "slept"), [("7", 7.0), ("0.5", 2.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)])
+def test_a_server_that_names_a_longer_wait_is_given_it(
+    monkeypatch: pytest.MonkeyPatch, server: FakeServer, make_endpoint: Any, asked: str, slept: float
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("sinkflex.envs.users.endpoint.time.sleep", pauses.append)
+    monkeypatch.setattr("sinkflex.envs.users.endpoint.random.SystemRandom.uniform", lambda self, low, high: high)
+    server.script = [(429, asked), text("ok")]
+    assert ask(make_endpoint(backoff_s=2.0)).content == "ok"
+    assert pauses == [slept]
+
+
+def test_no_attempt_starts_after_the_deadline(server: FakeServer, make_endpoint: Any) -> None:
+    server.script = [500, (429, "90")]
+    started = time.monotonic()
+    with pytest.raises(InfrastructureError, match=r"in 2 attempts, .* after deadline_s = 60; the last: status 429"):
+        ask(make_endpoint(deadline_s=60.0))
+    assert len(server.requests) == 2
+    assert time.monotonic() - started < 30
+
+
+def test_the_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch, make_endpoint: Any) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"needs the openai SDK: pip install 'sinkflex\[llm\]'"):
+        ask(make_endpoint())
 
 
 def test_tokens_and_cost_are_counted_per_episode_and_in_total(server: FakeServer, make_endpoint: Any) -> None:

@@ -23,7 +23,7 @@ from sinkflex.envs.domains.telecom.tasks import (
 from sinkflex.envs.tools import Side
 from sinkflex.envs.users.scripted import Persona, ScriptedUser
 from sinkflex.errors import TaskError
-from sinkflex.types import Message, Role, ToolCall
+from sinkflex.types import JSONObject, Message, Role, ToolCall
 
 Play = Callable[..., tuple[float, int, dict[str, Any]]]
 
@@ -259,14 +259,44 @@ def test_every_fault_alone_breaks_the_connection(fault: str) -> None:
     assert result == {"speed": "slow" if fault == "vpn" else "none"}
 
 
-def test_consent_is_read_from_free_speech_too() -> None:
+@pytest.mark.parametrize(
+    ("question", "answer", "consent"),
+    [
+        ("Shall I add 2 GB for 10 euros?", "Sure, go ahead.", {"gb": 2}),
+        ("Shall I add 2 GB for 10 euros?", "No problem, yes.", {"gb": 2}),
+        ("Shall I move you to plan max with 20 GB?", "Yes, please.", {"plan": "max"}),
+        ("Shall I add 5 GB?", "I take 2 GB, thanks.", {"gb": 2}),
+        ("Add data for a fee?", "no, but plan plus please", {"plan": "plus"}),
+        ("Add data for a fee?", "i take plan plus, yes", {"plan": "plus"}),
+        ("Shall I add 5 GB?", "No. Please add 2 GB.", {"gb": 2}),
+        ("Add data for a fee?", "Yes please.", {}),  # to what?
+        ("Shall I add 2 GB?", "No, please do not add 2 GB.", {}),
+        ("Shall I add 2 GB?", "Please don't add 2 GB.", {}),
+        ("Shall I add 2 GB?", "Please don’t.", {}),
+        ("Shall I add 2 GB?", "I am not sure.", {}),
+        ("Shall I add 2 GB?", "I would rather cancel, ok?", {}),
+        ("Shall I add 2 GB?", "I do not want 5 GB. Ok?", {}),
+        ("Shall I add 2 GB?", "Ok, but not 5 GB.", {}),  # refuses something: the agent has to ask again
+    ],
+)
+def test_consent_is_read_from_free_speech_and_never_from_a_refusal(
+    question: str, answer: str, consent: JSONObject
+) -> None:
     domain, task = TelecomDomain(), one_case("no_data")
     world = domain.build_world(task)
-    domain.observe(task, world, speaker=Side.AGENT, text="Shall I add 2 GB for 10 euros?")
-    domain.observe(task, world, speaker=Side.USER, text="Sure, go ahead.")
+    domain.observe(task, world, speaker=Side.AGENT, text=question)
+    domain.observe(task, world, speaker=Side.USER, text=answer)
+    assert world.get("session", "facts")["consent"] == consent
+
+
+def test_consent_stands_until_another_is_given() -> None:
+    domain, task = TelecomDomain(), one_case("no_data")
+    world = domain.build_world(task)
+    domain.observe(task, world, speaker=Side.USER, text="Yes, add 2 GB.")
+    domain.observe(task, world, speaker=Side.USER, text="My phone is on.")
     assert world.get("session", "facts")["consent"] == {"gb": 2}
-    domain.observe(task, world, speaker=Side.USER, text="No, not that. Hm.")
-    assert world.get("session", "facts")["consent"] == {"gb": 2}
+    domain.observe(task, world, speaker=Side.USER, text="Yes, plan max.")
+    assert world.get("session", "facts")["consent"] == {"plan": "max"}
 
 
 def test_prompts() -> None:

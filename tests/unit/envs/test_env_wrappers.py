@@ -25,7 +25,8 @@ def test_an_episode_past_its_time_is_truncated_with_score_zero(monkeypatch: pyte
     now[0] = 5.1
     _, reward, terminated, truncated, info = env.step("hello")
     assert (reward, terminated, truncated) == (0.0, False, True)
-    assert (info["stop_reason"], info["score"], info["metrics"]) == ("episode_timeout", 0.0, {})
+    assert (info["stop_reason"], info["score"]) == ("episode_timeout", 0.0)
+    assert (info["metrics"]["steps"], info["metrics"]["user_turns"]) == (2.0, 2.0)
     env.reset(options={"task_id": "mock-both"})
     assert env.step("hello")[2:4] == (False, False)
     with pytest.raises(EnvError, match="timeout_s must be positive, got 0"):

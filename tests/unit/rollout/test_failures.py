@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import gymnasium
 import pytest
 
+import sinkflex.envs  # noqa: F401  (registers the ids)
 from sinkflex.errors import RolloutError
-from sinkflex.rollout import FailurePolicy, GroupSpec
+from sinkflex.rollout import Collector, EpisodeLimits, FailurePolicy, GroupSpec
 
 GROUPS = [GroupSpec(task_id=task, split="train", group_seed=5, size=2) for task in ("a", "b", "c")]
 TOLERANT = FailurePolicy(retries=1, max_share=0.5)
@@ -112,3 +117,62 @@ def test_a_reward_that_is_no_number_loses_the_episode_and_names_the_task(
     groups = make_bench(fault=fault, failures=TOLERANT).collector.run(GROUPS, seed=1)
     assert groups[0].trajectories == ()
     assert "task 'a': the environment's reward is nan" in groups[0].failures[0].message
+
+
+class OneGroupFails(BaseHTTPRequestHandler):
+    """A user's endpoint that opens every dialogue and then has 503 for ever for the group it heard of first."""
+
+    server: Any
+
+    def log_message(self, *args: Any) -> None: ...
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        seeds = self.server.seeds
+        seeds.append(asked["seed"])
+        doomed = len(asked["messages"]) > 2 and asked["seed"] - seeds[0] in (0, 1)
+        message = {"role": "assistant", "content": "my lamp is dark"}
+        reply = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "usage": None}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        body = json.dumps({**reply, "choices": [choice]}).encode()
+        self.send_response(503 if doomed else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def failing_endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OneGroupFails)
+    server.daemon_threads = True
+    server.seeds = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_an_llm_users_outage_leaves_the_group_as_an_error_and_never_as_reward_zero(
+    make_bench: Callable[..., Any], renderer: Any, failing_endpoint: str, mode: str
+) -> None:
+    options = {"model": "m", "base_url": failing_endpoint, "backoff_s": 0.0, "max_attempts": 2}
+    collector = Collector(
+        make_env=lambda: gymnasium.make("sinkflex/Mock-v0", user="llm", user_options=options),
+        renderer=renderer,
+        client=make_bench(turn_length=6).client,
+        limits=EpisodeLimits(max_length=2000, max_new_tokens=8, step_timeout_s=20.0),
+        env_mode=mode,
+        max_concurrent=2,  # the first group opens first, so it is the one the endpoint fails
+        failures=FailurePolicy(retries=0, max_share=0.5),
+    )
+    specs = [GroupSpec(task_id="mock-both", split="train", group_seed=seed, size=2) for seed in (1, 2)]
+    lost, kept = collector.run(specs, seed=1)
+    assert lost.trajectories == ()
+    assert [(failure.kind, failure.turn) for failure in lost.failures] == [("InfrastructureError", 1)] * 2
+    assert "no usable answer in 2 attempts; the last: status 503" in lost.failures[0].message
+    assert [trajectory.reward for trajectory in kept.trajectories] == [0.0, 0.0]
+    assert kept.failures == ()

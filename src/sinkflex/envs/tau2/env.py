@@ -41,8 +41,8 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
 
     Args:
         domain: a name in ``catalogue.DOMAINS``.
-        user: ``scripted``, ``llm`` (any OpenAI-compatible endpoint), ``upstream`` (the package's own simulator), or a
-            factory of one's own.
+        user: ``scripted``, ``llm`` (any OpenAI-compatible endpoint), ``upstream`` (the package's own simulator),
+            ``person`` (at the terminal), or a factory of one's own.
         judge: checks natural-language assertions, which only upstream's retail is scored by: a function, or fields of
             ``EndpointConfig`` for a model that judges; None leaves them out and flags the score.
         **options: fields of ``EnvOptions``. ``split`` is ``train``, ``test`` or ``base`` (all); ``mock`` has ``base``
@@ -176,7 +176,7 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
             info |= {
                 "score": grade.score,
                 "components": dict(grade.components),
-                "metrics": self._metrics(),
+                "metrics": self.metrics(),
                 "reward_basis": grade.basis,
                 "unjudged": grade.unjudged,
                 "package": self.domain.package.label,
@@ -201,6 +201,11 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
         """Fresh schemas of the agent's tools; callers may change them."""
         return copy.deepcopy(self._tools)
 
+    def metrics(self) -> dict[str, float]:
+        """Return counts that describe the episode so far; they do not enter its score."""
+        cost = self._user.metrics() if hasattr(self._user, "metrics") else {}
+        return {**self.episode.metrics(), **cost}
+
     def oracle_message(self, *, grounded: bool = False) -> Message:
         """Return the next message of a perfect agent from the current state: gold actions and the talk they need.
 
@@ -224,6 +229,9 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
     def close(self) -> None:
         """End the episode and release the user; may be called twice."""
         self._drop_episode()
+        close = getattr(self._new_user, "close", None)
+        if close is not None:  # a factory that shares connections between episodes
+            close()
         super().close()
 
     def _draw_task(self, split: str, options: dict[str, Any]) -> str:
@@ -255,10 +263,6 @@ class Tau2Env(gymnasium.Env[str, str], EzPickle):
             judge=self._judge,
             dialogue=self.episode.transcript,
         )
-
-    def _metrics(self) -> dict[str, float]:
-        cost = self._user.metrics() if hasattr(self._user, "metrics") else {}
-        return {**self.episode.metrics(), **cost}
 
     def _drop_episode(self) -> None:
         if hasattr(self._user, "close"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sinkflex.chat.parsing import MalformedAction, ParsedAction
 from sinkflex.envs.dual_control import MAX_USER_CALLS_PER_TURN, Budget, Turn
+from sinkflex.envs.repeats import RepeatedCalls
 from sinkflex.envs.tau2.catalogue import HAND_OFF_TOOL, Domain
+from sinkflex.envs.tau2.confirmation import confirms
 from sinkflex.envs.tau2.seats import STOP_WORDS, AgentSeat, UserSeat, to_message
 from sinkflex.errors import EnvError, InfrastructureError, SinkFlexError
 from sinkflex.types import Message, Role, StopReason, ToolCall
@@ -41,7 +42,10 @@ class Tau2Episode:
         self._calls: dict[str, ToolCall] = {}
         self._seen = 0
         self._known_tools = {schema.name: schema for schema in domain.agent_tools}
-        self._recent_calls: set[str] = set()
+        self._repeats = RepeatedCalls()
+        self._writes = 0
+        self._confirmed = False
+        self._names: dict[str, str] = {}
         self._orchestrator = self._package.orchestrator(
             domain=domain.name,
             agent=self._seat,
@@ -116,9 +120,13 @@ class Tau2Episode:
             "user_turns",
             "invalid_actions",
             "invalid_calls",
-            "repeated_calls",
+            "writes_before_confirmation",
         )
-        return {**{name: float(self.counts[name]) for name in names}, "tool_errors": float(self.tool_errors)}
+        return {
+            **{name: float(self.counts[name]) for name in names},
+            "repeated_calls": float(self._repeats.count),
+            "tool_errors": float(self.tool_errors),
+        }
 
     def _outgoing(self, action: ParsedAction) -> Any:
         messages = self._package.messages
@@ -157,6 +165,7 @@ class Tau2Episode:
         """Return what the agent may read of what was said since last asked."""
         news = []
         for item in self.trajectory[self._seen :]:
+            self._note(item)
             self.counts["user_calls"] += item.role == "user" and len(item.tool_calls or ())
             self.counts["user_turns"] += item.role == "user" and not item.tool_calls
             hidden = (item.role == "user" and item.tool_calls) or (item.role == "tool" and item.requestor == "user")
@@ -201,11 +210,20 @@ class Tau2Episode:
     def _count(self, call: ToolCall) -> None:
         self.counts["agent_calls"] += 1
         self.counts["invalid_calls"] += call.name not in self._known_tools
-        key = f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True, default=repr)}"
-        if call.name in self.domain.writing_tools:
-            self._recent_calls.clear()
-        self.counts["repeated_calls"] += key in self._recent_calls
-        self._recent_calls.add(key)
+
+    def _note(self, item: Any) -> None:
+        """Count what the package does not: answers that told nothing new, and writes without the user's yes."""
+        if item.role != "tool":
+            self._names |= {call.id: call.name for call in item.tool_calls or ()}
+            if item.role == "user" and item.content:
+                self._confirmed = confirms(item.content)
+            return
+        by_agent = item.requestor == "assistant" and item.id in self._calls
+        wrote = not item.error and self._names.get(item.id) in self.domain.writing_tools
+        self._writes += wrote
+        if by_agent:
+            self.counts["writes_before_confirmation"] += wrote and not self._confirmed
+            self._repeats.note(self._calls[item.id], answer=item.content or "", state=self._writes)
 
 
 def _without_initialisation(task: Any) -> Any:

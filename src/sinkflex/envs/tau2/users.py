@@ -11,6 +11,7 @@ from sinkflex.envs.tau2.scripted import Tau2ScriptedUser
 from sinkflex.envs.users.cassette import Cassette
 from sinkflex.envs.users.endpoint import ChatEndpoint, EndpointConfig
 from sinkflex.envs.users.llm import build_llm_user
+from sinkflex.envs.users.person import PersonUser
 from sinkflex.errors import EnvError, unknown_name
 
 Factory: TypeAlias = Callable[[Domain, str, random.Random], Any]
@@ -40,13 +41,43 @@ def llm_user(*, cache: str | None = None, cache_mode: str = "record", **endpoint
         EnvError: a limit is not positive, or the cache is missing or damaged.
         TypeError: an option that ``EndpointConfig`` does not have.
     """
-    shared = ChatEndpoint(
-        config=EndpointConfig(**endpoint), cassette=None if cache is None else Cassette(cache, mode=cache_mode)
+    return Tau2LLMUserFactory(
+        ChatEndpoint(
+            config=EndpointConfig(**endpoint), cassette=None if cache is None else Cassette(cache, mode=cache_mode)
+        )
     )
 
-    def build(domain: Domain, task_id: str, rng: random.Random) -> Any:
+
+class Tau2LLMUserFactory:
+    """Builds an episode's LLM user.
+
+    Args:
+        endpoint: shared by all users; its ``usage`` holds the totals.
+    """
+
+    def __init__(self, endpoint: ChatEndpoint) -> None:
+        self.endpoint = endpoint
+
+    def __call__(self, domain: Domain, task_id: str, rng: random.Random) -> Any:
+        """Return the user of one episode."""
         told = _simulator(domain, task_id, llm="", llm_args={}).system_prompt
-        return build_llm_user(shared, system=told, tools=domain.user_tools, seed=rng.getrandbits(31))
+        return build_llm_user(self.endpoint, system=told, tools=domain.user_tools, seed=rng.getrandbits(31))
+
+    def close(self) -> None:
+        """Close the endpoint's connections."""
+        self.endpoint.close()
+
+
+def person_user(*, ask: Callable[[str], str] = input, show: Callable[[str], None] = print) -> Factory:
+    """Return the factory of users played by a person who reads the task's own scenario.
+
+    Args:
+        ask: shows a prompt and returns a line; it may raise ``EOFError``, which ends the dialogue.
+        show: prints what the person reads.
+    """
+
+    def build(domain: Domain, task_id: str, rng: random.Random) -> PersonUser:
+        return PersonUser(ask, show, brief=str(domain.task(task_id).user_scenario), tools=domain.user_tools)
 
     return build
 
@@ -74,6 +105,7 @@ def _simulator(domain: Domain, task_id: str, *, llm: str, llm_args: dict[str, An
 
 USERS: dict[str, Callable[..., Factory]] = {
     "llm": llm_user,
+    "person": person_user,
     "scripted": scripted_user,
     "upstream": upstream_user,
 }

@@ -29,9 +29,11 @@ class EndpointConfig:
         api_key_env: environment variable that holds the key; unset is fine for a server that wants none.
         temperature: sampling temperature.
         max_tokens: longest answer.
-        timeout_s: seconds one request may take.
+        timeout_s: seconds one request may go without an answer.
+        deadline_s: seconds one answer may take with all its attempts and waits; no attempt starts after it.
         max_attempts: requests made for one answer before giving up.
-        backoff_s: seconds before the second attempt; doubles with each, with jitter, up to ``MAX_BACKOFF_S``.
+        backoff_s: seconds before the second attempt; doubles with each, with jitter, up to ``MAX_BACKOFF_S``. A server
+            that names a longer wait (``Retry-After``) is given it.
         max_concurrency: requests in flight at once, over all episodes of the process that share this endpoint.
         usd_per_million_input: price of prompt tokens, for ``cost_usd``.
         usd_per_million_output: price of completion tokens.
@@ -46,6 +48,7 @@ class EndpointConfig:
     temperature: float = 0.7
     max_tokens: int = 512
     timeout_s: float = 60.0
+    deadline_s: float = 600.0
     max_attempts: int = 6
     backoff_s: float = 1.0
     max_concurrency: int = 16
@@ -53,7 +56,7 @@ class EndpointConfig:
     usd_per_million_output: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "timeout_s", "max_attempts", "max_concurrency"):
+        for name in ("max_tokens", "timeout_s", "deadline_s", "max_attempts", "max_concurrency"):
             if getattr(self, name) <= 0:
                 raise EnvError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -84,7 +87,11 @@ class Usage:
 
 
 class _Refused(Exception):
-    """An answer that is no use; the request is worth repeating."""
+    """An answer that is no use; the request is worth repeating, no sooner than ``wait_s`` from now."""
+
+    def __init__(self, reason: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
 
 
 @dataclass(slots=True)
@@ -151,20 +158,25 @@ class ChatEndpoint:
         return request
 
     def _ask(self, request: JSONObject, tool_names: frozenset[str], usage: Usage) -> Message:
-        failures: list[str] = []
+        deadline = time.monotonic() + self.config.deadline_s
         for attempt in range(self.config.max_attempts):
-            if attempt:
-                self._count(usage, retries=1)
-                self._wait(attempt)
             try:
                 with self._slots:
                     # Another seed: a server that honours it would repeat an empty or broken answer for ever.
                     return self._attempt({**request, "seed": request["seed"] + attempt}, tool_names, usage)
             except _Refused as refusal:
-                failures.append(str(refusal))
-        raise InfrastructureError(
-            f"{self._where()} gave no usable answer in {self.config.max_attempts} attempts; the last: {failures[-1]}"
-        )
+                last, tried = refusal, attempt + 1
+            if tried == self.config.max_attempts:
+                break
+            wait_s = max(self._backoff_s(tried), last.wait_s)
+            if time.monotonic() + wait_s > deadline:
+                raise InfrastructureError(
+                    f"{self._where()} gave no usable answer in {tried} attempts, and the next would come after "
+                    f"deadline_s = {self.config.deadline_s:g}; the last: {last}"
+                )
+            self._count(usage, retries=1)
+            time.sleep(wait_s)
+        raise InfrastructureError(f"{self._where()} gave no usable answer in {tried} attempts; the last: {last}")
 
     def _attempt(self, request: JSONObject, tool_names: frozenset[str], usage: Usage) -> Message:
         client = self._sdk()
@@ -174,7 +186,7 @@ class ChatEndpoint:
             reply = client.chat.completions.create(**request)
         except openai.APIStatusError as error:
             if error.status_code in _RETRIED_STATUS or error.status_code >= 500:
-                raise _Refused(f"status {error.status_code}") from error
+                raise _Refused(f"status {error.status_code}", wait_s=_retry_after_s(error.response)) from error
             raise InfrastructureError(
                 f"{self._where()} refuses the request with status {error.status_code}: {error.message}; check the "
                 f"model's name, base_url and the key in {self.config.api_key_env}"
@@ -218,13 +230,21 @@ class ChatEndpoint:
                     setattr(target, name, getattr(target, name) + count)
                 target.cost_usd += cost
 
-    def _wait(self, attempt: int) -> None:
+    def _backoff_s(self, tried: int) -> float:
         # Jitter keeps a group's members from retrying in step; it changes when an answer comes, not which.
-        longest = min(self.config.backoff_s * 2 ** (attempt - 1), MAX_BACKOFF_S)
-        time.sleep(longest * random.SystemRandom().uniform(0.5, 1.0))
+        longest = min(self.config.backoff_s * 2 ** (tried - 1), MAX_BACKOFF_S)
+        return longest * random.SystemRandom().uniform(0.5, 1.0)
 
     def _where(self) -> str:
         return f"model {self.config.model!r} at {self.config.base_url or 'the default endpoint'}"
+
+
+def _retry_after_s(response: Any) -> float:
+    """The wait that a server asks for; 0 where it names none, or a date, as its clock may not be ours."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0
 
 
 def _to_openai(message: Message) -> JSONObject:

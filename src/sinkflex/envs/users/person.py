@@ -95,7 +95,8 @@ class PersonUser:
         self._ask = ask
         self._show = show
         self._tools = tools
-        show(f"You are the user.\n{brief}\n\nYour tools, called as /tool name=value:\n{describe_tools(tools)}")
+        held = f"Your tools, called as /tool name=value:\n{describe_tools(tools)}" if tools else "You have no tools."
+        show(f"You are the user.\n{brief}\n\n{held}")
         show(f"{STOP_LINE} ends the dialogue; put it after your last words.")
 
     def open(self) -> Message:

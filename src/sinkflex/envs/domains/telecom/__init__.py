@@ -9,6 +9,7 @@ from importlib import resources
 from typing import ClassVar
 
 from sinkflex.envs.domains.telecom.agent_tools import AGENT_TOOLS
+from sinkflex.envs.domains.telecom.consent import agreed_charge
 from sinkflex.envs.domains.telecom.oracle import likely_slips, next_message, other_orders
 from sinkflex.envs.domains.telecom.script import build_script
 from sinkflex.envs.domains.telecom.state import PLAN_GB, UNFIXABLE, new_line, new_phone, new_session, speed
@@ -42,9 +43,6 @@ _PHONE_FAULTS: dict[str, JSONObject] = {
 }
 _NUMBER = re.compile(r"\d{4}")
 _PIN = re.compile(r"\bpin\b\D{0,10}(\d{4})")
-_AGREES = re.compile(r"\b(?:yes|ok|okay|sure|please|agreed|go ahead)\b")
-_AMOUNT = re.compile(r"\b(\d{1,2}) ?gb\b")
-_PLAN = re.compile(rf"\b({'|'.join(PLAN_GB)})\b")
 
 
 class TelecomDomain(Domain[TelecomTask]):
@@ -158,7 +156,7 @@ class TelecomDomain(Domain[TelecomTask]):
             changes["said_line"] = lines[0]
             if world.has("phones", lines[0]) and lines[0] != facts(world)["phone"]:
                 changes |= {"phone": lines[0], "consent": {}}
-        agreed = _agreement(text, str(facts(world)["last_agent"]))
+        agreed = agreed_charge(text, question=str(facts(world)["last_agent"]))
         if agreed is not None:
             changes["consent"] = agreed
         if changes:
@@ -197,19 +195,6 @@ def _line_is_right(world: World, case: Case) -> bool:
         gb = PLAN_GB[plan] if case.wants_plan else case.wants_gb
     wanted = ("active", "ok", plan, gb, "on" if case.abroad else "off")
     return (line["state"], line["sim"], line["plan"], line["gb"], line["roaming"]) == wanted
-
-
-def _agreement(text: str, question: str) -> JSONObject | None:
-    """Return what the user agrees to pay for in this utterance, taking open details from the question."""
-    if not _AGREES.search(text):
-        return None
-    plan = _PLAN.search(text)
-    if plan is not None:
-        return {"plan": plan[1]}
-    amount = _AMOUNT.search(text) or _AMOUNT.search(question)
-    if amount is not None:
-        return {"gb": int(amount[1])}
-    return None
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -26,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from sinkflex.bench.meter import machine
 
 OVERRIDES = (
     "env.tier=easy",
@@ -146,9 +147,7 @@ def main() -> int:
         )
         prints = fingerprint(root / "undisturbed"), fingerprint(root / "killed")
     record = {
-        "command": f"python benchmarks/kill_resume.py --kills {arguments.kills} --seed {arguments.seed}",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": machine(torch.device("cpu")),
         "undisturbed_s": round(undisturbed_s, 1),
         "kills": log,
         "undisturbed": prints[0],

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -30,6 +28,7 @@ from torch import Tensor
 
 import sinkflex
 from sinkflex.algo import group_advantages
+from sinkflex.bench.meter import machine
 from sinkflex.config import Recipe, load_recipe
 from sinkflex.train import build
 from sinkflex.train.checkpoint import CheckpointStore, read_checkpoint
@@ -175,14 +174,8 @@ def main() -> int:
         gain, last = results[name]["gain"], results[name]["last"]
         print(f"{name}: {results[name]['first']['mean@1']:.3f} -> {last['mean@1']:.3f} ({gain:+.3f})", flush=True)
     record = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "sinkflex": sinkflex.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "machine": machine(torch.device("cpu")),
+        "versions": {"sinkflex": sinkflex.__version__, "transformers": transformers.__version__},
         "runs": results,
     }
     if arguments.out is not None:

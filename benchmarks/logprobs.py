@@ -81,7 +81,7 @@ def main() -> int:
             del grads
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     record = {
-        "machine": machine(CPU) | {"command": " ".join(["python", *sys.argv])},
+        "machine": machine(CPU),
         "shape": {"tokens": options.tokens, "vocabulary": options.vocabulary, "width": options.width},
         "median_seconds": medians,
         "extra_peak_bytes": peaks,

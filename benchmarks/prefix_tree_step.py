@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -27,6 +25,7 @@ import torch
 from sinkflex.algo import POLICY_LOSSES, BatchTotals, LossInputs
 from sinkflex.algo.logprobs import OutputHead, token_logprobs
 from sinkflex.attention import SequenceLayout, hf, sink_attention
+from sinkflex.bench.meter import machine
 from sinkflex.models.tiny import TinyShape, build_tiny_model
 from sinkflex.rollout.packing import PackedRow, PackingPlan, pack, plan_packing
 
@@ -130,7 +129,21 @@ def attention_seconds(options: argparse.Namespace) -> dict[str, dict[str, float]
                 seconds[name].append(time.perf_counter() - started)
         medians = {name: statistics.median(times[1:]) for name, times in seconds.items()}
         results[mask] = {**medians, "speedup": medians["separate rows"] / medians[SHARED]}
+    both = {name: sum(figures[name] for figures in results.values()) for name in ways}
+    results["a full and a windowed layer"] = {**both, "speedup": both["separate rows"] / both[SHARED]}
     return results
+
+
+def pair_ratio(options: argparse.Namespace) -> float:
+    """Visible query-key pairs of separate rows over those of the shared prefix under full attention, the most that
+    sharing can save there."""
+
+    def triangle(length: int) -> float:
+        return length * (length + 1) / 2
+
+    apart = options.group * triangle(options.prefix + options.response)
+    own = triangle(options.response) + options.response * options.prefix
+    return apart / (triangle(options.prefix) + options.group * own)
 
 
 def attention_call(layout: SequenceLayout, size: tuple[int, int], window: int | None) -> Callable[[], None]:
@@ -176,18 +189,15 @@ def main(argv: Sequence[str]) -> int:
     )
     attention = attention_seconds(options)
     result = {
-        "command": " ".join(["python benchmarks/prefix_tree_step.py", *argv]),
         "median_wall_seconds": wall,
         "median_cpu_seconds": cpu,
         "speedup_wall": speedup(wall),
         "speedup_cpu": speedup(cpu),
         "gradient_relative_difference": error,
         "attention": attention,
+        "visible_pairs_full": pair_ratio(options),
         "packing": plans[SHARED].describe(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
+        "machine": machine(torch.device("cpu")),
     }
     print(plans[SHARED].describe())
     for name in plans:
@@ -196,6 +206,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"gradients differ by {error:.1e}")
     for mask, figures in attention.items():
         print(f"attention alone, {mask}: {figures['speedup']:.2f}x")
+    print(f"visible pairs under full attention: {pair_ratio(options):.2f}x fewer")
     if options.write is not None:
         (options.write / "prefix_tree_step.json").write_text(json.dumps(result, indent=2) + "\n")
     return 0

@@ -10,12 +10,10 @@ for (shared prefixes) goes in as ``model(..., position_ids=layout.q_position, la
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -23,13 +21,11 @@ from torch import Tensor, nn
 
 from sinkflex.attention.api import sink_attention
 from sinkflex.attention.diagnostics import SinkStatistics, sink_statistics
+from sinkflex.attention.hf_dense import dense_attention, log_dense, select_keys, visible_by_mask
 from sinkflex.attention.hf_masks import LayerMask, from_document_ids, sinkflex_mask
 from sinkflex.attention.layout import SequenceLayout
 from sinkflex.attention.masks import visible
-from sinkflex.attention.reference import reference_attention
 from sinkflex.errors import AttentionError, UnsupportedError
-
-logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -93,6 +89,12 @@ class _Visibility:
     dense: Tensor | None = None
     window: int | None = None
 
+    def held_whole(self) -> _Visibility:
+        """The same as a mask."""
+        if self.layout is None:
+            return self
+        return _Visibility(dense=visible(self.layout, window=self.window)[:, None])
+
 
 def _outside_graphs(function: Callable[..., _T]) -> Callable[..., _T]:
     """Keep torch.compile out: layouts and plans are Python objects built from tensor values."""
@@ -103,7 +105,7 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        sinks = kwargs.pop("s_aux", None)
+        sinks, bias = _taken_sinks(module, kwargs), kwargs.pop("position_bias", None)
         scale = kwargs.pop("scaling", None)
         num_sink_tokens = kwargs.pop("num_sink_tokens", 0)
         mask_mod = kwargs.pop("mask_mod", None)
@@ -115,16 +117,19 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
                 f"{type(module).__name__} passes to attention; it would have to ignore them. Use eager for this model, "
                 "or do not pass them."
             )
+        if bias is not None or (sinks is not None and sinks.dim() > 1):
+            seen = seen.held_whole()
         if seen.dense is not None:
             if num_sink_tokens or mask_mod is not None:
                 raise UnsupportedError("num_sink_tokens and mask_mod cannot be combined with a dense attention_mask")
             if impl not in ("auto", "reference"):
                 raise UnsupportedError(
-                    f"attn_implementation={name!r} forces the {impl} kernels, which take no dense mask as "
-                    f'{type(module).__name__} has here; use "sinkflex", which computes such layers as eager does'
+                    f"attn_implementation={name!r} forces the {impl} kernels, which take no dense mask, score bias or "
+                    f'sink for each query as {type(module).__name__} has here; use "sinkflex", which computes such '
+                    "layers as eager does"
                 )
-            _log_dense(type(module).__name__)
-            out = _dense_attention(query, key, value, sinks, seen.dense, scale)
+            log_dense(type(module).__name__)
+            out = dense_attention(query, key, value, sinks, seen.dense, scale=scale, bias=bias)
         else:
             if num_sink_tokens and isinstance(attention_mask, LayerMask) and attention_mask.evicted:
                 raise UnsupportedError(
@@ -155,6 +160,15 @@ def _attention_function(name: str, impl: str) -> Callable[..., tuple[Tensor, Non
 
     attention.__name__ = attention.__qualname__ = name
     return attention
+
+
+def _taken_sinks(module: nn.Module, kwargs: dict[str, Any]) -> Tensor | None:
+    """Take the sinks out: ``s_aux`` [Hq], or ``sinks``, which some models compute anew for each query."""
+    learned, own = kwargs.pop("s_aux", None), kwargs.pop("sinks", None)
+    if learned is not None and own is not None:
+        raise UnsupportedError(f"{type(module).__name__} passes both s_aux and sinks; sinkflex takes one of them")
+    sinks: Tensor | None = learned if own is None else own
+    return sinks
 
 
 def _refuse(name: str, module: nn.Module, sinks: Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -216,9 +230,9 @@ def _visibility(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs
                 f"{type(module).__name__} edits its mask, or attention_mask is 4-D, so layout= cannot describe it; "
                 "pass one of the two"
             )
-        return _Visibility(dense=_select(_visible(mask, query, key), indices))
+        return _Visibility(dense=select_keys(visible_by_mask(mask, query, key), indices))
     if mask is None and not causal:
-        return _Visibility(dense=_select(_everything(module, query, key, window, packing), indices))
+        return _Visibility(dense=select_keys(_everything(module, query, key, window, packing), indices))
     if isinstance(mask, SequenceLayout):
         mask = LayerMask(layout=mask, window=window, plain=False)
     elif mask is None:
@@ -230,7 +244,7 @@ def _visibility(module: nn.Module, query: Tensor, key: Tensor, mask: Any, kwargs
         )
     layout = _documents(module, query, key, mask, packing)
     if indices is not None:
-        return _Visibility(dense=_select(visible(layout, window=mask.window)[:, None], indices))
+        return _Visibility(dense=select_keys(visible(layout, window=mask.window)[:, None], indices))
     return _Visibility(layout=layout, window=mask.window)
 
 
@@ -271,41 +285,6 @@ def _everything(module: nn.Module, query: Tensor, key: Tensor, window: int | Non
     return everything.expand(query.shape[0], 1, query.shape[2], key.shape[2])
 
 
-def _dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, visible: Tensor, scale: float | None
-) -> Tensor:
-    out, _ = reference_attention(
-        query, key, value, sinks, visible, scale=query.shape[-1] ** -0.5 if scale is None else scale
-    )
-    return out
-
-
-def _visible(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Turn a boolean or additive [B, 1 or H, Tq, Tk] mask into True where visible."""
-    wanted = (query.shape[0], query.shape[2], key.shape[2])
-    if mask.dim() != 4 or (mask.shape[0], *mask.shape[2:]) not in (wanted, (1, *wanted[1:])):
-        raise AttentionError(
-            f"attention_mask has shape {tuple(mask.shape)}; expected [batch, 1 or heads, queries, keys] with batch, "
-            f"queries, keys = {wanted}"
-        )
-    if mask.dtype == torch.bool:
-        return mask.expand(query.shape[0], -1, -1, -1)
-    # Eager adds finfo.min, of whatever dtype the mask was made in, or -inf.
-    visible = mask > torch.finfo(torch.float16).min / 2
-    if bool((mask.masked_fill(~visible, 0.0) != 0).any()):
-        raise UnsupportedError("attention_mask carries additive biases other than hide-or-show; use eager for those")
-    return visible.expand(query.shape[0], -1, -1, -1)
-
-
-def _select(visible: Tensor, indices: Tensor | None) -> Tensor:
-    """Keep only the keys named in ``indices`` [B, Tq, k] (sparse attention by an indexer)."""
-    if indices is None:
-        return visible
-    batch, _, queries, keys = visible.shape
-    chosen = torch.zeros(batch, queries, keys, dtype=torch.bool, device=visible.device)
-    return visible & chosen.scatter_(-1, indices.long(), True)[:, None]
-
-
 def _check_padding(layout: SequenceLayout, mask: LayerMask) -> None:
     """``layout=`` replaces the mask, so it must leave out whatever ``attention_mask`` leaves out."""
     if not mask.padded:
@@ -323,15 +302,6 @@ def _check_unpadded(name: str, mask: LayerMask) -> None:
         raise UnsupportedError(
             f"{name} marks packed documents, which goes with neither a padding attention_mask nor a cache; pass layout="
         )
-
-
-@lru_cache(maxsize=64)
-def _log_dense(module: str) -> None:
-    logger.warning(
-        "%s has a mask that is no layout's (4-D, edited by the layer, or bidirectional); sinkflex computes it densely "
-        "(exact, memory grows with the square of the length as in eager)",
-        module,
-    )
 
 
 def _check_positions(module: nn.Module, layout: SequenceLayout, position_ids: Tensor | None) -> None:

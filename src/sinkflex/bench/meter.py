@@ -19,6 +19,11 @@ from sinkflex.errors import InfrastructureError
 _CLEAR_PEAK = "5"
 """Written to clear_refs, it resets VmHWM (see the kernel's documentation of /proc)."""
 
+_M_MMAP_THRESHOLD = -3
+_SMALLEST_MAPPED_BYTES = 1 << 16
+"""Larger blocks get their own mapping and go back to the system when freed, so that the resident set is what is alive;
+glibc otherwise keeps freed blocks of up to 32 MiB, twice what a linear-memory kernel needs (mallopt(3))."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -58,7 +63,7 @@ def measure(function: Callable[[], object], *, device: torch.device, repeats: in
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks, and give memory that is free but cached back, so that it does not hide the next one.
+    """Forget earlier peaks, give back memory that is free but cached, and have freed memory given back from now on.
 
     Raises:
         InfrastructureError: the kernel does not let this process reset its peak.
@@ -69,7 +74,9 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
-        ctypes.CDLL(None).malloc_trim(0)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _SMALLEST_MAPPED_BYTES)
+        libc.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
     except (OSError, AttributeError) as error:
         raise InfrastructureError(
@@ -98,7 +105,7 @@ def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def machine(device: torch.device) -> dict[str, str | int | list[float]]:
-    """Describe where a measurement ran: processor, threads, versions and the load that others put on it."""
+    """Describe where a measurement ran: processor, threads, versions, others' load, and the command that repeats it."""
     processor = platform.processor() or platform.machine()
     if (info := Path("/proc/cpuinfo")).exists():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
@@ -111,8 +118,14 @@ def machine(device: torch.device) -> dict[str, str | int | list[float]]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.release()}",
-        "command": " ".join(["sinkflex", *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
     }
+
+
+def _program() -> str:
+    """How a reader starts what is running: the command, or a script of ``benchmarks/``."""
+    script = Path(sys.argv[0])
+    return f"python benchmarks/{script.name}" if script.parent.name == "benchmarks" else "sinkflex"
 
 
 def _timed(function: Callable[[], object], device: torch.device) -> float:

@@ -73,7 +73,7 @@ def train_step(
     implementations: Annotated[
         str, typer.Option(help="attn_implementation names; sink-free is transformers' SDPA without the sink.")
     ] = ",".join(IMPLEMENTATIONS),
-    cap_gib: Annotated[float, typer.Option(help="Memory one process may reach, in GiB.", min=0.5)] = 4.0,
+    cap_gib: Annotated[float, typer.Option(help="Memory one process may reach, in GiB.", min=0.5)] = 3.5,
     checkpointing: Annotated[bool, typer.Option(help="Recompute each layer in backward.")] = False,
     device: DeviceOption = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0 keeps torch's choice.", min=0)] = 0,

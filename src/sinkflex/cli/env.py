@@ -73,7 +73,7 @@ def play(
         raise EnvError(unknown_name("side", side, SIDES))
     _require(env_id)
     asked = {"split": split, "tier": tier, "user": "person" if side == "user" else None}
-    kwargs = {name: value for name, value in asked.items() if value is not None}
+    kwargs: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     options: dict[str, Any] = {} if task is None else {"task_id": task}
     player = Player(env, show=typer.echo)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sinkflex.cli.config import Overrides
-from sinkflex.cli.train import CONFIG_FILE, check_environment, quiet_when_piped
+from sinkflex.cli.train import CONFIG_FILE, quiet_when_piped
 from sinkflex.config import Recipe, find_recipe, load_recipe
 from sinkflex.errors import CheckpointError, ConfigError
 
@@ -40,6 +40,8 @@ def evaluate(
     if tasks is not None:
         settings.append(f"validation.tasks={tasks}")
     resolved = _recipe_for(target, weights, recipe, settings)
+    from sinkflex.train.preflight import check_environment
+
     check_environment(resolved)
     figures = _measure(resolved, weights)
     if as_json:

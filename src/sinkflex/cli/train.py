@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -13,7 +13,10 @@ from rich.console import Console
 from sinkflex.cli.config import Overrides
 from sinkflex.cli.report import show_report
 from sinkflex.config import Recipe, dump_recipe, find_recipe, load_recipe
-from sinkflex.errors import ConfigError, unknown_name
+from sinkflex.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sinkflex.train.preflight import Preflight
 
 CONFIG_FILE = "config.toml"
 
@@ -41,15 +44,17 @@ def train(
     """Train a recipe and report what was learned."""
     resuming = resume or resume_from is not None
     resolved = _load(recipe, overrides or [], out, resuming)
-    check_environment(resolved)
-    if dry_run:
-        _print_plan(resolved, out)
-        return
-    folder = choose_folder(resolved, out, resuming=resuming)
-
     from sinkflex.train import loop
+    from sinkflex.train.preflight import preflight
 
     quiet_when_piped()
+    found = preflight(resolved)
+    if dry_run:
+        _print_plan(resolved, out, found)
+        return
+    if found.lacking:
+        raise found.lacking[0]
+    folder = choose_folder(resolved, out, resuming=resuming)
     console = Console(soft_wrap=True)
     console.print(f"run folder: {folder}", highlight=False)
     try:
@@ -66,24 +71,6 @@ def quiet_when_piped() -> None:
         from transformers.utils import logging
 
         cast(Any, logging).disable_progress_bar()
-
-
-def check_environment(recipe: Recipe) -> None:
-    """Refuse an environment id that nobody has registered; ``module:Id`` is left to Gymnasium, which imports it.
-
-    Raises:
-        ConfigError: the id is unknown; the message names the nearest.
-    """
-    import gymnasium
-
-    import sinkflex.envs  # noqa: F401  (registers the ids)
-
-    if ":" not in recipe.env.id and recipe.env.id not in gymnasium.registry:
-        ours = [name for name in gymnasium.registry if name.startswith("sinkflex/")]
-        raise ConfigError(
-            f"env.id: {unknown_name('environment', recipe.env.id, ours)} "
-            "An id of your own is written 'module:Id-v0', so that its module is imported first."
-        )
 
 
 def choose_folder(recipe: Recipe, out: Path | None, *, resuming: bool) -> Path:
@@ -111,7 +98,7 @@ def _load(recipe: str | None, overrides: list[str], out: Path | None, resuming: 
     return load_recipe(find_recipe(recipe or "quickstart"), overrides)
 
 
-def _print_plan(recipe: Recipe, out: Path | None) -> None:
+def _print_plan(recipe: Recipe, out: Path | None, found: Preflight) -> None:
     """Print the resolved recipe on standard output, and what it amounts to on standard error."""
     text = dump_recipe(recipe)
     if out is None:
@@ -124,9 +111,14 @@ def _print_plan(recipe: Recipe, out: Path | None) -> None:
         typer.echo(f"wrote {out / CONFIG_FILE}")
     rollout, train_section = recipe.rollout, recipe.train
     episodes = rollout.group_size * rollout.tasks_per_step
+    tasks = "" if found.train_tasks is None else f" ({found.train_tasks:,} training tasks)"
+    held_out = "" if found.held_out_tasks is None else f"of {found.held_out_tasks:,} "
+    validated = min(recipe.validation.tasks, found.held_out_tasks or recipe.validation.tasks)
     typer.echo(
         f"valid: {train_section.steps} steps of {episodes} episodes ({rollout.tasks_per_step} tasks x "
-        f"{rollout.group_size}) on {recipe.env.id}, "
-        f"validated on {recipe.validation.tasks} held-out tasks; nothing was run",
+        f"{rollout.group_size}) on {recipe.env.id}{tasks}, validated on {validated:,} {held_out}held-out tasks; "
+        "nothing was run",
         err=True,
     )
+    for error in found.lacking:
+        typer.echo(f"this machine cannot run it: {error}", err=True)

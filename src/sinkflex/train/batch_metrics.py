@@ -28,18 +28,19 @@ def batch_metrics(groups: StepGroups) -> dict[str, float]:
     }
     if not sampled:
         return metrics
-    metrics |= _spread("critic/score", [trajectory.score for trajectory in sampled])
-    metrics |= _spread("critic/rewards", [trajectory.reward for trajectory in sampled])
-    metrics |= _spread("response_length", [trajectory.ledger.num_sampled for trajectory in sampled])
-    metrics |= _spread("prompt_length", [trajectory.ledger.prompt_length for trajectory in sampled])
-    metrics |= _spread("num_turns", [trajectory.turns for trajectory in sampled])
+    metrics |= spread("critic/score", [trajectory.score for trajectory in sampled])
+    metrics |= spread("critic/rewards", [trajectory.reward for trajectory in sampled])
+    metrics |= spread("response_length", [trajectory.ledger.num_sampled for trajectory in sampled])
+    metrics |= spread("prompt_length", [trajectory.ledger.prompt_length for trajectory in sampled])
+    metrics |= spread("num_turns", [trajectory.turns for trajectory in sampled])
     metrics["env/invalid_actions/mean"] = fmean(trajectory.invalid_actions for trajectory in sampled)
     reasons = Counter(trajectory.stop_reason for trajectory in sampled)
     metrics |= {f"env/stop/{reason}": reasons[reason] / len(sampled) for reason in StopReason}
     return metrics
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return mean, max and min of values, at least one, as ``<name>/mean`` and so on."""
     return {
         f"{name}/mean": fmean(values),
         f"{name}/max": float(max(values)),

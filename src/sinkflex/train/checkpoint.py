@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from sinkflex.errors import CheckpointError, InfrastructureError
+from sinkflex.train.whole_file import fsync
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -55,13 +56,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         staging.mkdir()
         yield staging
         for path in sorted(staging.rglob("*")):
-            _fsync(path)
-        _fsync(staging)
+            fsync(path)
+        fsync(staging)
         replaced = target.parent / f".old-{target.name}-{os.getpid()}"
         if target.exists():
             target.rename(replaced)
         staging.rename(target)
-        _fsync(target.parent)
+        fsync(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -233,11 +234,3 @@ def write_manifest(folder: Path, record: dict[str, Any]) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from sinkflex.config import Recipe
-from sinkflex.errors import InfrastructureError
 from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.train.build import Parts, build_parts
 from sinkflex.train.checkpoint import CheckpointInfo, CheckpointStore, read_checkpoint
@@ -20,6 +19,7 @@ from sinkflex.train.policy_setup import pick_device
 from sinkflex.train.progress import Progress
 from sinkflex.train.run_folder import claim, locked
 from sinkflex.train.validation import ValidationResult, measure_floors, validate
+from sinkflex.train.whole_file import write_whole
 
 
 def run(
@@ -89,6 +89,7 @@ class _Session:
             self.step = checkpoint.step
         self.log = MetricsLog(folder, recipe, resume_step=self.step if checkpoint is not None else None)
         self.fresh = checkpoint is None
+        self.told_packing = False
 
     def run(self) -> None:
         """Go through the train steps that are left."""
@@ -109,9 +110,17 @@ class _Session:
                     metrics |= validation.metrics(self.source)
                 self.log.write(step, metrics)
                 self.progress.step(step, metrics)
+                self._tell_packing()
                 self.step = step
                 if step % recipe.checkpoint.every == 0 or step == total:
                     self._save(None if validation is None else validation.mean_at_1.value)
+
+    def _tell_packing(self) -> None:
+        """Say once how batches are packed, and whether shared prefixes pay."""
+        packing = self.parts.trainer.updater.packing
+        if packing and not self.told_packing:
+            self.progress.note(f"update: {packing}")
+            self.told_packing = True
 
     def _begin(self) -> None:
         """Step 0: where the curve starts, the floors beside it, and a checkpoint to come back to."""
@@ -156,17 +165,8 @@ class _Session:
 
     def _write_trajectories(self, name: str, trajectories: Iterable[Trajectory]) -> None:
         """One trajectory a line: dialogue, tokens, masks, rewards, stop reason."""
-        folder = self.folder / "trajectories"
         decode = self.parts.renderer.action_text
-        text = "".join(json.dumps(trajectory.to_record(decode)) + "\n" for trajectory in trajectories)
-        target = folder / f"{name}.jsonl"
-        staging = target.with_suffix(".tmp")
-        try:
-            folder.mkdir(exist_ok=True)
-            staging.write_text(text)
-            staging.rename(target)
-        except OSError as error:
-            raise InfrastructureError(
-                f"could not write {target}: {error}; what was written before is whole. "
-                "Free disk space, then continue with --resume"
-            ) from error
+        write_whole(
+            self.folder / "trajectories" / f"{name}.jsonl",
+            (json.dumps(trajectory.to_record(decode)) + "\n" for trajectory in trajectories),
+        )

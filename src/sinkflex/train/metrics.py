@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from sinkflex.config import Recipe
-from sinkflex.errors import ConfigError, InfrastructureError
-from sinkflex.train.trackers import MetricsSink, RunIdentity, open_sinks, require_trackers
+from sinkflex.errors import ConfigError
+from sinkflex.train.trackers import Ending, MetricsSink, RunIdentity, open_sinks, require_trackers
+from sinkflex.train.whole_file import refused, write_whole
 
 FILE_NAME = "metrics.jsonl"
 
@@ -53,11 +54,12 @@ class MetricsLog:
     ) -> None:
         self.path = folder / FILE_NAME
         self._sinks = list(_recipe_sinks(folder, recipe, resume_step) if sinks is None else sinks)
+        kept = _keep_lines(self.path, -1 if resume_step is None else resume_step)
         try:
-            kept = _keep_lines(self.path, -1 if resume_step is None else resume_step)
-            self._file = self.path.open("a", encoding="utf-8")
+            # Unbuffered: what a full disk refused must not turn up later, in the middle of the file.
+            self._file = self.path.open("ab", buffering=0)
         except OSError as error:
-            raise _refusal(self.path, error) from error
+            raise refused(self.path, error) from error
         self._start = time.monotonic() - (kept[-1]["wall_s"] if kept else 0.0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -82,14 +84,18 @@ class MetricsLog:
             except Exception as error:
                 self._drop(sink, error)
 
-    def close(self) -> None:
-        """Close the file and the trackers."""
+    def close(self, ending: Ending = "finished") -> None:
+        """Close the file and the trackers.
+
+        Args:
+            ending: how the run ended, for trackers that show it.
+        """
         with suppress(OSError):
-            # A line that a full disk refused may still be buffered; what was refused has been said already.
+            # Every line is on disk already; what a full disk refused has been said.
             self._file.close()
         for sink in tuple(self._sinks):
             try:
-                sink.close()
+                sink.close(ending)
             except Exception as error:
                 self._drop(sink, error)
 
@@ -99,17 +105,21 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.close("killed" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _append(self, line: str) -> None:
-        before = self._file.tell()
+        before = os.fstat(self._file.fileno()).st_size
+        rest = memoryview(line.encode())
         try:
-            self._file.write(line)
-            self._file.flush()
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             _truncate(self.path, before)
-            raise _refusal(self.path, error) from error
+            raise refused(self.path, error) from error
 
     def _drop(self, sink: MetricsSink, error: Exception) -> None:
         self._sinks.remove(sink)
@@ -181,12 +191,7 @@ def _recipe_sinks(folder: Path, recipe: Recipe, resume_step: int | None) -> list
 def _keep_lines(path: Path, last_step: int) -> list[dict[str, Any]]:
     """Keep the lines up to ``last_step`` and return them; the file is replaced in one rename."""
     kept = [record for record in _whole_lines(path) if record["step"] <= last_step] if path.exists() else []
-    staging = path.with_suffix(".tmp")
-    with staging.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(path)
+    write_whole(path, (json.dumps(record) + "\n" for record in kept))
     return kept
 
 
@@ -195,10 +200,3 @@ def _truncate(path: Path, size: int) -> None:
         os.truncate(path, size)
     except OSError as error:
         log.warning("%s may end in a torn line (%s); it is left out when read", path, error)
-
-
-def _refusal(path: Path, error: OSError) -> InfrastructureError:
-    return InfrastructureError(
-        f"cannot write {path}: {error.strerror or error}; what was written before is intact. "
-        "Free disk space or fix the permissions, then run again with --resume"
-    )

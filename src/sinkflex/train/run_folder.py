@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sinkflex.config import Recipe, dump_recipe, load_recipe
-from sinkflex.errors import CheckpointError, ConfigError, InfrastructureError
+from sinkflex.errors import CheckpointError, ConfigError
+from sinkflex.train.whole_file import refused, write_whole
+
+log = logging.getLogger(__name__)
 
 CONFIG = "config.toml"
 LOCK = ".lock"
@@ -23,21 +26,32 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         ConfigError: another process holds it.
+        InfrastructureError: the folder cannot be written.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as handle:
+    with _open_lock(folder) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigError(
                 f"{folder} is in use by another process; wait for it or stop it, or choose another --out"
             ) from error
+        except OSError as error:
+            log.warning(
+                "%s is on a file system without locks (%s); see to it that no second process runs there",
+                folder,
+                error.strerror,
+            )
         yield
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a run that has come as far as a checkpoint."""
+    return (folder / CONFIG).exists() and any((folder / "checkpoints").glob("step_*"))
 
 
 def claim(folder: Path, recipe: Recipe, *, resuming: bool, allow_changes: bool = False) -> None:
@@ -67,30 +81,22 @@ def claim(folder: Path, recipe: Recipe, *, resuming: bool, allow_changes: bool =
                 "one with --allow-changes (the run is then no longer that of one recipe)"
             )
         if changed:
-            _write(folder / f"config-before-{_count(folder) + 1}.toml", config.read_text(encoding="utf-8"))
-    elif config.exists() and any((folder / "checkpoints").glob("step_*")):
+            write_whole(folder / f"config-before-{_count(folder) + 1}.toml", [config.read_text(encoding="utf-8")])
+    elif holds_run(folder):
         raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(config, dump_recipe(recipe))
+    write_whole(config, [dump_recipe(recipe)])
 
 
 def _count(folder: Path) -> int:
     return len(list(folder.glob("config-before-*.toml")))
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole: aside, fsynced, renamed."""
-    staging = path.with_suffix(".tmp")
+def _open_lock(folder: Path) -> TextIO:
     try:
-        with staging.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOCK).open("w")
     except OSError as error:
-        raise InfrastructureError(
-            f"could not write {path}: {error}; free disk space or choose another --out"
-        ) from error
+        raise refused(folder / LOCK, error) from error
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -8,11 +8,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from sinkflex.errors import MissingExtraError, unknown_name
 
 log = logging.getLogger(__name__)
+
+Ending: TypeAlias = Literal["finished", "failed", "killed"]
+"""How a run ended: at its last step, by an error, or by the person who ran it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,8 @@ class MetricsSink(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record finite figures of a step."""
 
-    def close(self) -> None:
-        """Hand over what is buffered."""
+    def close(self, ending: Ending) -> None:
+        """Hand over what is buffered and say how the run ended."""
 
 
 class TensorBoardSink:
@@ -62,8 +65,8 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self) -> None:
-        """Close the event file."""
+    def close(self, ending: Ending) -> None:
+        """Close the event file; TensorBoard knows no endings."""
         self._writer.close()
 
 
@@ -87,9 +90,9 @@ class WandbSink:
         """Log the figures with the train step as a figure of its own, so that validation may share a step."""
         self._run.log({**metrics, "train_step": step})
 
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+    def close(self, ending: Ending) -> None:
+        """Finish the run; any ending but ``finished`` marks it as crashed."""
+        self._run.finish(exit_code=int(ending != "finished"))
 
 
 class MlflowSink:
@@ -108,7 +111,9 @@ class MlflowSink:
             identity.folder / "mlflow.id",
             lambda: self._client.create_run(experiment.experiment_id, run_name=identity.name).info.run_id,
         )
-        if identity.resume_step is None:
+        if identity.resume_step is not None:
+            self._client.update_run(self._run_id, status="RUNNING")
+        else:
             for key, value in _flat(identity.settings):
                 self._client.log_param(self._run_id, key, str(value)[:500])
 
@@ -118,9 +123,9 @@ class MlflowSink:
             allowed = name.replace("@", "_at_").replace("^", "_hat_")
             self._client.log_metric(self._run_id, allowed, value, step=step)
 
-    def close(self) -> None:
-        """Mark the run finished."""
-        self._client.set_terminated(self._run_id)
+    def close(self, ending: Ending) -> None:
+        """Mark the run ``FINISHED``, ``FAILED`` or ``KILLED``."""
+        self._client.set_terminated(self._run_id, status=ending.upper())
 
 
 SINKS: dict[str, Callable[[RunIdentity], MetricsSink]] = {

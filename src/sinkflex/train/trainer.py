@@ -16,7 +16,7 @@ from sinkflex.algo.filtering import overlong_penalty
 from sinkflex.errors import AlgorithmError
 from sinkflex.models import Policy
 from sinkflex.rollout.trajectory import Group, Trajectory
-from sinkflex.train.batch_metrics import batch_metrics
+from sinkflex.train.batch_metrics import batch_metrics, spread
 from sinkflex.train.sampling import GroupSource, StepGroups
 from sinkflex.train.update import PolicyUpdater, UpdateBatch
 from sinkflex.types import StopReason
@@ -119,42 +119,39 @@ class Trainer:
         start = time.perf_counter()
         groups = self.source.next(step)
         metrics = batch_metrics(groups)
-        batch, advantages = self._batch(groups.groups)
+        weigh_start = time.perf_counter()
+        batch, advantages, returns = self._batch(groups.groups)
+        metrics["timing_s/adv"] = time.perf_counter() - weigh_start
         learning_rate = self.schedule.at(step)
-        update_start = time.perf_counter()
         if batch is not None:
             metrics |= self.updater.update(batch, step=step, learning_rate=learning_rate)
             self._weights_changed()
-            metrics |= {
-                "critic/advantages/mean": float(advantages.mean()),
-                "critic/advantages/max": float(advantages.max()),
-                "critic/advantages/min": float(advantages.min()),
-            }
+            metrics |= spread("critic/advantages", advantages.tolist()) | spread("critic/returns", returns.tolist())
         now = time.perf_counter()
         tokens = sum(len(trajectory.ledger) for trajectory in groups.sampled)
         metrics |= {
             "training/updated": float(batch is not None),
             "timing_s/gen": groups.seconds,
-            "timing_s/update_actor": now - update_start,
             "timing_s/step": now - start,
             "perf/throughput": tokens / (now - start),
         }
         return StepResult(metrics=metrics, groups=groups)
 
-    def _batch(self, groups: Sequence[Group]) -> tuple[UpdateBatch | None, Tensor]:
-        """Advantages of all trajectories, and those worth a forward pass as an update batch."""
+    def _batch(self, groups: Sequence[Group]) -> tuple[UpdateBatch | None, Tensor, Tensor]:
+        """Those worth a forward pass as an update batch, and the advantages and returns of all trajectories."""
         members = [trajectory for group in groups for trajectory in group.trajectories]
         if not members:
-            return None, torch.zeros(0)
+            return None, torch.zeros(0), torch.zeros(0)
         group_ids = torch.tensor([index for index, group in enumerate(groups) for _ in group.trajectories])
-        advantages = self.rewards.estimator(self._rewards(members), group_ids)
+        returns = self._returns(members)
+        advantages = self.rewards.estimator(returns, group_ids)
         keep = [
             index
             for index, trajectory in enumerate(members)
             if not (self.rewards.overlong == "mask" and trajectory.stop_reason in LENGTH_BUDGETS)
         ]
         if not keep or not bool(advantages[keep].any()):
-            return None, advantages
+            return None, advantages, returns
         if any(members[index].top_p < 1 for index in keep):
             raise AlgorithmError(
                 "a trajectory was sampled with top_p < 1: its logprobs are not the sampler's. Train on top_p = 1"
@@ -165,13 +162,14 @@ class Trainer:
             for value, on in zip(members[index].ledger.logprobs, members[index].ledger.loss_mask, strict=True)
             if on
         ]
-        return UpdateBatch(
+        batch = UpdateBatch(
             rows=[members[index].ledger for index in keep],
             advantages=advantages[keep],
             rollout_logprobs=torch.tensor(logprobs),
-        ), advantages
+        )
+        return batch, advantages, returns
 
-    def _rewards(self, members: Sequence[Trajectory]) -> Tensor:
+    def _returns(self, members: Sequence[Trajectory]) -> Tensor:
         rewards = torch.tensor([trajectory.reward for trajectory in members])
         if self.rewards.overlong != "penalty":
             return rewards
@@ -193,10 +191,17 @@ class Trainer:
         }
 
     def restore(self, *, policy_folder: Path, tensors: dict[str, Any], state: dict[str, Any]) -> None:
-        """Continue exactly where ``state`` and ``tensors`` were taken."""
+        """Continue exactly where ``state`` and ``tensors`` were taken, under this trainer's own settings."""
         self.policy.load_weights(policy_folder)
         self._weights_changed()
-        self.updater.optimizer.load_state_dict(tensors["optimizer"])
+        optimizer = self.updater.optimizer
+        settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
+        optimizer.load_state_dict(tensors["optimizer"])
+        # The moments are the checkpoint's; betas and weight decay the recipe's, which may have changed.
+        for group, ours in zip(optimizer.param_groups, settings, strict=True):
+            group.update(ours)
         torch.random.set_rng_state(tensors["torch_rng"])
         if tensors["cuda_rng"]:
             torch.cuda.set_rng_state_all(tensors["cuda_rng"])

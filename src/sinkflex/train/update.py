@@ -36,6 +36,7 @@ from sinkflex.models import Policy
 from sinkflex.rollout.packing import PackedRow, PackingPlan, TokenRow
 from sinkflex.train.reference import Reference
 from sinkflex.train.scoring import pack_rows, score_packed
+from sinkflex.train.stopwatch import Stopwatch
 
 MAX_SKIPPED_IN_A_ROW = 5
 
@@ -113,6 +114,10 @@ class PolicyUpdater:
         reference: scores the KL term; None when ``kl_coef`` is 0.
         optimizer: over ``policy.trainable()``.
         settings: see ``UpdateSettings``.
+
+    Attributes:
+        skipped_in_a_row: updates left out, up to the last one, because the gradient was not finite.
+        packing: how the last batch was packed, in words; empty before the first.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class PolicyUpdater:
         self.optimizer = optimizer
         self.settings = settings
         self.skipped_in_a_row = 0
+        self.packing = ""
 
     def update(self, batch: UpdateBatch, *, step: int, learning_rate: float) -> dict[str, float]:
         """Apply one batch.
@@ -137,7 +143,7 @@ class PolicyUpdater:
             learning_rate: of this step.
 
         Returns:
-            Figures under verl's names: ``actor/*``, ``training/rollout_*``.
+            Figures under verl's names: ``actor/*``, ``training/rollout_*``, ``timing_s/*``.
 
         Raises:
             ModelError: gradients were not finite in five updates in a row. A single such update is skipped, counted in
@@ -145,32 +151,34 @@ class PolicyUpdater:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        fixed, metrics = self._fix(batch)
+        watch = Stopwatch(self.policy.device)
+        fixed, metrics = self._fix(batch, watch)
         parts: list[Mapping[str, Statistic]] = []
         norms: list[float] = []
         losses: list[float] = []
         skipped = 0
         order = random.Random(f"{self.settings.seed}/{step}")
-        for _ in range(self.settings.updates_per_batch):
-            for members in _split(len(batch.rows), self.settings.minibatches, order):
-                shares = [0.0]
-                for share, figures in self._accumulate(batch, members, fixed):
-                    shares.append(share)
-                    parts.append(figures)
-                losses.append(sum(shares))
-                norm = self._apply()
-                skipped += norm is None
-                if norm is not None:
-                    norms.append(norm)
+        with watch.part("update_actor"):
+            for _ in range(self.settings.updates_per_batch):
+                for members in _split(len(batch.rows), self.settings.minibatches, order):
+                    shares = [0.0]
+                    for share, figures in self._accumulate(batch, members, fixed):
+                        shares.append(share)
+                        parts.append(figures)
+                    losses.append(sum(shares))
+                    norm = self._apply()
+                    skipped += norm is None
+                    if norm is not None:
+                        norms.append(norm)
         merged = merge_statistics(parts)
         metrics.update({f"actor/{name}": value for name, value in merged.items()})
         metrics["actor/pg_loss"] = sum(losses) / len(losses)
         metrics["actor/grad_norm"] = sum(norms) / len(norms) if norms else float("nan")
         metrics["actor/skipped_updates"] = float(skipped)
         metrics["actor/lr"] = learning_rate
-        return metrics
+        return metrics | watch.metrics()
 
-    def _fix(self, batch: UpdateBatch) -> tuple[_Fixed, dict[str, float]]:
+    def _fix(self, batch: UpdateBatch, watch: Stopwatch) -> tuple[_Fixed, dict[str, float]]:
         """Score the batch under the weights as they are, and weigh the sampler's mismatch."""
         settings, device = self.settings, self.policy.device
         counts = torch.tensor([sum(row.loss_mask) for row in batch.rows], device=device)
@@ -179,12 +187,15 @@ class PolicyUpdater:
         old = torch.empty_like(rollout)
         reference = torch.empty_like(rollout) if self.reference is not None else None
         packed, plan = self._pack(batch.rows)
+        self.packing = plan.describe()
         self.policy.model.eval()
         with torch.no_grad():
             for micro in packed:
-                old[micro.flat] = score_packed(self.policy, micro, temperature=settings.temperature)[0]
+                with watch.part("old_log_prob"):
+                    old[micro.flat] = score_packed(self.policy, micro, temperature=settings.temperature)[0]
                 if reference is not None and self.reference is not None:
-                    reference[micro.flat] = self.reference.score(micro, temperature=settings.temperature)
+                    with watch.part("ref"):
+                        reference[micro.flat] = self.reference.score(micro, temperature=settings.temperature)
         trained = torch.ones_like(owner, dtype=torch.bool)
         weights = importance_weights(old, rollout, loss_mask=trained, trajectory_ids=owner, level=WeightLevel.TOKEN)
         if settings.correction == "tis":

@@ -17,6 +17,7 @@ from sinkflex.attention import hf
 
 VOCAB = 53
 LAYER_TYPES = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+HYBRID_TYPES = ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 COMMON = {
     "vocab_size": VOCAB,
@@ -101,6 +102,25 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"head_dim": 8, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 5, "num_labels": VOCAB}
         | {"rope_parameters": ROPE},
     ),
+    "inkling": (
+        "InklingTextConfig",
+        "InklingForCausalLM",
+        COMMON
+        | MOE
+        | {"head_dim": 8, "swa_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}
+        | {"sliding_window_size": 5, "d_rel": 4, "rel_extent": 7, "n_routed_experts": 3, "conv_kernel_size": 3}
+        | {"unpadded_vocab_size": VOCAB, "layer_types": HYBRID_TYPES, "n_shared_experts": 1},
+    ),
+    "inkling2": (
+        "Inkling2TextConfig",
+        "Inkling2ForCausalLM",
+        {k: v for k, v in COMMON.items() if k != "intermediate_size"}
+        | MOE
+        | {"head_dim": 8, "swa_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}
+        | {"sliding_window_size": 5, "d_rel": 4, "rel_extent": 7, "n_routed_experts": 3, "conv_kernel_size": 3}
+        | {"unpadded_vocab_size": VOCAB, "n_layers_per_attn_res_block": 2, "layer_types": HYBRID_TYPES},
+    ),
+    "inkling2_loop": ("Inkling2LoopTextConfig", "Inkling2LoopForCausalLM", {}),
     "llama": ("LlamaConfig", "LlamaForCausalLM", COMMON),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", COMMON | {"head_dim": 8}),
     "gemma3": (
@@ -109,6 +129,10 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         COMMON | {"head_dim": 8, "sliding_window": 5, "layer_types": LAYER_TYPES},
     ),
 }
+ARCHITECTURES["inkling2_loop"][2].update(
+    ARCHITECTURES["inkling2"][2]
+    | {"loop_layer_index_start": 2, "loop_layer_index_end": 4, "loop_num_passes": 2, "loop_gate_rank": 4}
+)
 ARCHITECTURES["hy_v4_vl"][2].update(
     text_config=ARCHITECTURES["hy_v4"][2] | {"rope_parameters": ROPE | {"mrope_section": [1, 1, 0]}},
     vision_config={"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 SINK_DECODERS = ["gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "flint", "deepseek_v4", "hy_v4"]
 PLAIN_DECODERS = ["llama", "qwen3", "gemma3"]
 DECODERS = SINK_DECODERS + PLAIN_DECODERS
-EVERY = [*DECODERS, "hy_v4_vl", "openai_privacy_filter"]
+BIASED = ["inkling", "inkling2", "inkling2_loop"]
+EVERY = [*DECODERS, *BIASED, "hy_v4_vl", "openai_privacy_filter"]
 PACKING = [name for name in DECODERS if name != "deepseek_v4"]
 BY_LAYOUT = [name for name in PACKING if name != "hy_v4"]
 LENGTH = 21
@@ -105,10 +106,11 @@ def test_prefix_tree_by_layout_equals_separate_rows_under_eager(
     ("name", "cache"),
     [
         (name, cache)
-        for name in DECODERS
+        for name in [*DECODERS, *BIASED]
         for cache in ("dynamic", "static", "growing")
-        # Under eager too these two only run with the caches that keep what their compressor and indexer need.
-        if (name, cache) not in {("deepseek_v4", "static"), ("deepseek_v4", "growing"), ("hy_v4", "growing")}
+        # Under eager too these only run with caches that keep what their compressor, indexer or convolutions need.
+        if (name, cache) != ("deepseek_v4", "static")
+        and not (cache == "growing" and name in {"deepseek_v4", "hy_v4", *BIASED})
     ],
 )
 def test_cached_decode(name: str, cache: str, build: Callable[[str], nn.Module]) -> None:

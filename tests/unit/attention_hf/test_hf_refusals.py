@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
-from sinkflex.attention import SequenceLayout, hf
+from sinkflex.attention import SequenceLayout, hf, hf_dense
 from sinkflex.attention.hf_masks import LayerMask, sinkflex_mask
 from sinkflex.errors import AttentionError, UnsupportedError
 
@@ -63,7 +63,13 @@ def test_every_name_is_registered_for_attention_and_mask() -> None:
         ({"softcap": 30.0}, UnsupportedError, "no soft-cap on attention scores, but Attention asks for softcap=30.0"),
         ({"output_attentions": True}, UnsupportedError, "never holds the attention weights"),
         ({"s_aux": None}, AttentionError, "Attention has learned sinks but passed s_aux=None"),
-        ({"position_bias": torch.zeros(1)}, UnsupportedError, r"does not know the keyword argument\(s\) \['position_b"),
+        ({"alibi": torch.zeros(1)}, UnsupportedError, r"does not know the keyword argument\(s\) \['alibi'\]"),
+        (
+            {"position_bias": torch.zeros(1, 2, T, 5)},
+            AttentionError,
+            r"position_bias has shape \(1, 2, 6, 5\); expected",
+        ),
+        ({"sinks": torch.zeros(2)}, UnsupportedError, "passes both s_aux and sinks"),
         ({"mask": "all of it"}, AttentionError, "attention_mask is a str; expected"),
         (
             {"mask": torch.zeros(1, T)},
@@ -185,17 +191,17 @@ def test_a_forced_kernel_refuses_a_dense_mask(name: str) -> None:
     module = Attention()
     q = torch.randn(1, 2, T, 4)
     dense = torch.ones(1, 1, T, T).bool()
-    with pytest.raises(UnsupportedError, match=f"'{name}' forces the .* which take no dense mask as Attention has"):
+    with pytest.raises(UnsupportedError, match=f"'{name}' forces the .* which take no dense mask, score bias or sink"):
         AttentionInterface()[name](module, q, q, q, dense, s_aux=module.sinks)
 
 
 def test_a_dense_mask_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    hf._log_dense.cache_clear()
+    hf_dense.log_dense.cache_clear()
     for _ in range(2):
         call(mask=torch.ones(1, 1, T, T).bool())
     assert [record.message for record in caplog.records if "computes it densely" in record.message] == [
-        "Attention has a mask that is no layout's (4-D, edited by the layer, or bidirectional); sinkflex computes it "
-        "densely (exact, memory grows with the square of the length as in eager)"
+        "Attention has a mask that is no layout's (4-D, edited by the layer, or bidirectional), or a bias or sink for "
+        "each query; sinkflex computes it densely (exact, memory grows with the square of the length as in eager)"
     ]
 
 

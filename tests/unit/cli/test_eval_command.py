@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import types
 from pathlib import Path
 
 import pytest
 
 import sinkflex.cli as cli
-import sinkflex.train
 from sinkflex.algo.evaluation import Estimate
 from sinkflex.cli.eval import find_weights
 from sinkflex.config import dump_recipe, load_recipe
@@ -60,13 +58,11 @@ def played(monkeypatch):
             seconds=1.5,
         )
 
-    build = types.SimpleNamespace(build_parts=build_parts)
-    validation = types.SimpleNamespace(
-        validate=validate, measure_floors=lambda env, tasks, split: {"do_nothing": estimate(0.125, 1)}
+    monkeypatch.setattr("sinkflex.train.build.build_parts", build_parts)
+    monkeypatch.setattr("sinkflex.train.validation.validate", validate)
+    monkeypatch.setattr(
+        "sinkflex.train.validation.measure_floors", lambda env, tasks, split: {"do_nothing": estimate(0.125, 1)}
     )
-    for name, module in (("build", build), ("validation", validation)):
-        monkeypatch.setitem(sys.modules, f"sinkflex.train.{name}", module)
-        monkeypatch.setattr(sinkflex.train, name, module, raising=False)
     return types.SimpleNamespace(recipes=recipes, loaded=loaded)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -122,17 +124,48 @@ def test_a_changed_recipe_is_passed_on_when_asked_for(run, loop):
         (["train", "--set", "env.id=sinkflex/Telecon-v0", "--dry-run"], "env.id: unknown environment"),
         (["train", "--set", "env.id=sinkflex/Telecon-v0", "--dry-run"], "Did you mean 'sinkflex/Telecom-v0'?"),
         (["train", "--set", "run.sed=1"], "Did you mean 'run.seed'?"),
+        (["train", "--set", "env.train_split=trian", "--dry-run"], "unknown telecom split 'trian'"),
+        (["train", "--set", "env.tier=eazy", "--dry-run"], "unknown telecom tier 'eazy'"),
+        (["train", "--set", "env.user=scriptd", "--dry-run"], "Did you mean 'scripted'?"),
+        (["train", "--set", "env.kwargs.mood=1", "--dry-run"], "mood"),
+        (["train", "--set", "chat.renderer=harmny", "--dry-run"], "chat.renderer: unknown chat format 'harmny'"),
+        (["train", "--set", "model.attention=sinkflx", "--dry-run"], "Did you mean 'sinkflex'?"),
+        (["train", "--set", "model.path=./models/none", "--dry-run"], "there is no folder './models/none'"),
+        (["train", "--set", "run.device=cuda"], "torch sees no CUDA device"),
         (["report", "nowhere"], "'nowhere' is no run folder"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(run, loop, arguments, message):
+def test_what_is_wrong_is_said_before_anything_runs(run, loop, monkeypatch, arguments, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     status, _, err = run(*arguments)
     assert (status, loop) == (2, [])
     assert message in err
 
 
-def test_an_environment_of_ones_own_is_left_to_gymnasium(run):
-    assert run("train", "--set", "env.id=my_package:Mine-v0", "--dry-run")[0] == 0
+@pytest.mark.parametrize(("missing", "setting"), [("peft", "model.lora.enabled=true"), ("wandb", "logging.wandb=true")])
+def test_a_missing_extra_is_said_before_anything_runs(run, loop, monkeypatch, missing, setting):
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == missing else real(name, *rest))
+    monkeypatch.setitem(sys.modules, missing, None)
+    status, _, err = run("train", "--set", "model.path=some/model", "--set", setting)
+    assert (status, loop) == (2, [])
+    assert re.search(rf"needs {missing}; install it with: pip install 'sinkflex\[", err)
+
+
+def test_an_environment_of_ones_own_is_imported_from_its_module(run, tmp_path, monkeypatch):
+    arguments = ("train", "--set", "env.id=my_lamps:MyLamps-v0", "--set", "env.tier=easy", "--dry-run")
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert re.search(r"env\.id = 'my_lamps:MyLamps-v0' cannot be made: .*my_lamps", err)
+    (tmp_path / "my_lamps.py").write_text(
+        "import gymnasium\n"
+        "from sinkflex.envs.gym import DualControlEnv\n"
+        "gymnasium.register('MyLamps-v0', lambda **options: DualControlEnv(domain='mock', **options))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status, _, err = run(*arguments)
+    assert status == 0
+    assert "on my_lamps:MyLamps-v0 (2 training tasks), validated on 1 of 1 held-out tasks; nothing was run" in err
 
 
 def test_the_folder_is_what_was_asked_for(tmp_path, monkeypatch):

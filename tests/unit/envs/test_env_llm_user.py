@@ -290,22 +290,6 @@ def test_a_recorded_run_repeats_offline(server: FakeServer, make_endpoint: Any, 
         ask(offline, seed=0)
 
 
-def test_a_half_written_line_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    tape = Cassette(path, mode="record")
-    first = tape.keep({"q": 1}, {"role": "user", "content": "a"})
-    assert tape.keep({"q": 1}, {"role": "user", "content": "b"}) == first
-    with path.open("a") as file:
-        file.write('{"key": "x", "ans')
-    again = Cassette(path, mode="record")
-    again.keep({"q": 2}, {"role": "user", "content": "c"})
-    assert Cassette(path, mode="replay").find({"q": 2}) == {"role": "user", "content": "c"}
-    assert len(path.read_text().splitlines()) == 2
-    path.write_text("nonsense\n" + path.read_text())
-    with pytest.raises(EnvError, match=r"is damaged in line 1: .*; remove that line"):
-        Cassette(path, mode="replay")
-
-
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="cache_mode must be one of record, replay, got 'play'"):
         Cassette(tmp_path / "x", mode="play")

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from sinkflex.config import Recipe
+from sinkflex.envs.dual_control import Episode, Outcome
 from sinkflex.errors import CheckpointError, ConfigError
 from sinkflex.rollout.trajectory import Trajectory
 from sinkflex.train.loop import run
 from sinkflex.train.metrics import read_metrics
+from sinkflex.train.trainer import StepResult, Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -66,39 +73,106 @@ def test_trajectories_are_written_whole(finished: Path) -> None:
     assert all(trajectory.ledger.num_sampled > 0 for trajectory in trajectories)
 
 
-@pytest.mark.parametrize("stop", [1, 3])
-def test_resuming_ends_in_the_same_bits(
-    finished: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path, stop: int
-) -> None:
-    out = tmp_path / "run"
+def run_killed_and_resumed(recipe: Recipe, out: Path, *, stop: int) -> None:
+    """Run until step ``stop`` is done, die there, and resume to the end."""
 
     class Killed(BaseException):
         """Stands for a kill between two steps."""
 
-    from sinkflex.train import trainer
+    original = Trainer.step
 
-    original = trainer.Trainer.step
-
-    def killed_step(self: trainer.Trainer, step: int) -> trainer.StepResult:
+    def killed_step(self: Trainer, step: int) -> StepResult:
         if step > stop:
             raise Killed
         return original(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.Trainer, "step", killed_step)
+        patch.setattr(Trainer, "step", killed_step)
         with pytest.raises(Killed):
-            run(tiny_recipe(), out=out)
-    run(tiny_recipe(), out=out, resume=True)
+            run(recipe, out=out)
+    run(recipe, out=out, resume=True)
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_resuming_ends_in_the_same_bits(
+    finished: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path, stop: int
+) -> None:
+    out = tmp_path / "run"
+    run_killed_and_resumed(tiny_recipe(), out, stop=stop)
     assert weights_hash(out, 4) == weights_hash(finished, 4)
     scores = [[record.get("critic/score/mean") for record in read_metrics(folder)] for folder in (out, finished)]
     assert scores[0] == scores[1]
 
 
+def test_resuming_keeps_reference_refills_minibatches_and_moments(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome_by_chance(self: Any) -> Outcome:
+        """The policy solves nothing yet; what it says decides, so that some groups are mixed and others are not."""
+        told = "".join(message.content for side, message in self.transcript if side == "agent")
+        score = float(zlib.crc32(told.encode()) % 4 == 0)
+        return Outcome(score=score, components={}, metrics={}, breaches=())
+
+    monkeypatch.setattr(Episode, "outcome", outcome_by_chance)
+    recipe = tiny_recipe(
+        "algo.overlong=keep",
+        "algo.dynamic_sampling=true",
+        "algo.max_refills=2",
+        "algo.kl_coef=0.05",
+        "algo.entropy_coef=0.01",
+        "algo.correction=tis",
+        "algo.updates_per_batch=2",
+        "algo.minibatches=2",
+        "optim.schedule=cosine",
+        "optim.warmup_steps=2",
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(recipe, out=whole)
+    run_killed_and_resumed(recipe, killed, stop=2)
+    records = read_metrics(whole)
+    assert max(record.get("training/sampling_rounds", 0) for record in records) > 1
+    assert any(record.get("actor/kl_loss", 0) > 0 for record in records)
+    assert weights_hash(killed, 4) == weights_hash(whole, 4)
+    for mine, theirs in zip(read_metrics(killed), records, strict=True):
+        timed = ("timing_s/", "perf/", "wall_s")
+        assert {k: v for k, v in mine.items() if not k.startswith(timed)} == {
+            k: v for k, v in theirs.items() if not k.startswith(timed)
+        }
+
+
+def test_a_step_tells_its_parts_and_how_it_was_packed(
+    finished: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_metrics(finished)[4]
+    parts = [record[f"timing_s/{name}"] for name in ("gen", "adv", "old_log_prob", "update_actor")]
+    assert all(seconds > 0 for seconds in parts)
+    assert sum(parts) <= record["timing_s/step"]
+    # The penalty for length is part of what the estimator sees, and no part of the environment's reward.
+    assert record["critic/returns/mean"] < record["critic/rewards/mean"]
+    run(tiny_recipe("train.steps=2"), out=tmp_path / "told")
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("update: ")]
+    assert len(told) == 1
+    assert re.match(r"update: \d+ trajectories of [\d,]+ tokens in \d+ packed rows of [\d,]+: ", told[0])
+
+
+def test_settings_that_change_on_a_resume_are_the_new_ones(
+    finished: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(finished, out)
+    changed = tiny_recipe("optim.betas=[0.8, 0.9]", "optim.weight_decay=0.25", "train.steps=5")
+    run(changed, out=out, resume=True, allow_changes=True)
+    saved = torch.load(out / "checkpoints" / "step_000005" / "trainer.pt", weights_only=True)["optimizer"]
+    assert [(tuple(group["betas"]), group["weight_decay"]) for group in saved["param_groups"]] == [
+        ((0.8, 0.9), 0.25),
+        ((0.8, 0.9), 0.0),
+    ]
+    assert {float(state["step"]) for state in saved["state"].values()} == {5.0}
+
+
 def test_resume_from_an_older_checkpoint_gives_the_same_end(
     finished: Path, tiny_recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    import shutil
-
     out = tmp_path / "copy"
     shutil.copytree(finished, out)
     before = weights_hash(finished, 4)

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,26 +106,18 @@ def test_a_full_disk_stops_the_run_and_resuming_ends_it(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, full_at: str
 ) -> None:
     out, recipe = tmp_path / "run", tiny_recipe(*QUICK)
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    original = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        wanted = os.fstat(descriptor)
+        late = (out / "checkpoints" / "step_000000").exists()
+        files = [path for path in out.rglob("*") if str(path.relative_to(out)).startswith(full_at)] if late else []
+        if any(os.path.samestat(path.stat(), wanted) for path in files):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(descriptor)
+
     with pytest.MonkeyPatch.context() as patch:
-        if full_at == "metrics":
-
-            def fsync(descriptor: int) -> None:
-                if (out / "checkpoints" / "step_000000").exists():
-                    raise full
-                os.fsync(descriptor)
-
-            patch.setattr("sinkflex.train.metrics.os", SimpleNamespace(fsync=fsync, truncate=os.truncate))
-        else:
-            original_write = Path.write_text
-
-            def write_text(self: Path, *args: Any, **options: Any) -> int:
-                late = (out / "checkpoints" / "step_000000").exists()
-                if late and full_at in self.parts:
-                    raise full
-                return original_write(self, *args, **options)
-
-            patch.setattr(Path, "write_text", write_text)
+        patch.setattr(os, "fsync", fsync)
         with pytest.raises(InfrastructureError, match=r"No space left on device.*--resume"):
             run(recipe, out=out)
     run(recipe, out=out, resume=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sinkflex.config import load_recipe
-from sinkflex.errors import ConfigError
+from sinkflex.errors import ConfigError, InfrastructureError
 from sinkflex.train.run_folder import claim, locked
 
 HOLD = """
@@ -35,6 +37,27 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         holder.kill()
     with locked(tmp_path):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_not_said_to_be_in_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InfrastructureError, match=r"cannot write .*\.lock: .*fix the permissions"),
+        locked(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with locked(tmp_path):
+        pass
+    assert "is on a file system without locks (No locks available)" in caplog.text
 
 
 @pytest.mark.parametrize(

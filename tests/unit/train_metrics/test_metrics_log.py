@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import json
 import logging
@@ -34,8 +35,9 @@ class Recorder:
             raise ConnectionError("no route")
         self.calls.append((step, dict(metrics)))
 
-    def close(self):
+    def close(self, ending):
         self.closed += 1
+        self.ending = ending
         if self.breaks:
             raise ConnectionError("still no route")
 
@@ -126,8 +128,9 @@ def test_a_torn_line_that_cannot_be_cut_is_said(tmp_path, monkeypatch, caplog):
 
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
-    with pytest.raises(InfrastructureError, match=r"cannot write .*metrics.jsonl: No such file or directory"):
-        MetricsLog(tmp_path / "missing", RECIPE, sinks=[])
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(InfrastructureError, match=r"cannot write .*metrics.jsonl: File exists"):
+        MetricsLog(tmp_path / "taken", RECIPE, sinks=[])
 
 
 def test_a_tracker_that_fails_is_named_once_and_left_out(tmp_path, caplog):
@@ -196,13 +199,13 @@ def test_wandb_gets_the_figures_and_keeps_its_run_over_a_resume(tmp_path, monkey
 
     class Run:
         def __init__(self, **options):
-            self.options, self.logged, self.finished = options, [], False
+            self.options, self.logged, self.exit_code = options, [], None
 
         def log(self, figures):
             self.logged.append(figures)
 
-        def finish(self):
-            self.finished = True
+        def finish(self, exit_code):
+            self.exit_code = exit_code
 
     def init(**options):
         runs.append(Run(**options))
@@ -212,12 +215,12 @@ def test_wandb_gets_the_figures_and_keeps_its_run_over_a_resume(tmp_path, monkey
     for resume_step in (None, 1):
         (sink,) = open_sinks(["wandb"], identity(tmp_path, resume_step))
         sink.log(2, {"x": 1.0})
-        sink.close()
+        sink.close("failed" if resume_step is None else "finished")
     first, second = runs
     assert first.options["id"] == second.options["id"]
     assert (first.options["project"], first.options["name"], first.options["resume"]) == ("p", "n", "allow")
     assert first.logged == [{"x": 1.0, "train_step": 2}]
-    assert first.finished
+    assert (first.exit_code, second.exit_code) == (1, 0)
 
 
 def test_mlflow_gets_allowed_names_and_keeps_its_run_over_a_resume(tmp_path, monkeypatch):
@@ -234,8 +237,11 @@ def test_mlflow_gets_allowed_names_and_keeps_its_run_over_a_resume(tmp_path, mon
         def log_metric(self, run, name, value, step):
             calls.append(("metric", run, name, value, step))
 
-        def set_terminated(self, run):
-            calls.append(("end", run))
+        def set_terminated(self, run, status):
+            calls.append(("end", run, status))
+
+        def update_run(self, run, status):
+            calls.append(("again", run, status))
 
     fake = types.SimpleNamespace(
         MlflowClient=Client, set_experiment=lambda name: types.SimpleNamespace(experiment_id=f"e-{name}")
@@ -243,15 +249,18 @@ def test_mlflow_gets_allowed_names_and_keeps_its_run_over_a_resume(tmp_path, mon
     monkeypatch.setitem(sys.modules, "mlflow", fake)
     (sink,) = open_sinks(["mlflow"], identity(tmp_path))
     sink.log(3, {"val-core/T/reward/mean@1": 0.5, "val-core/T/reward/pass^2": 0.25})
-    sink.close()
-    open_sinks(["mlflow"], identity(tmp_path, resume_step=3))
+    sink.close("killed")
+    (sink,) = open_sinks(["mlflow"], identity(tmp_path, resume_step=3))
+    sink.close("finished")
     assert calls == [
         ("create", "e-p", "n"),
         ("param", "r1", "run.seed", "3"),
         ("param", "r1", "flat", "1"),
         ("metric", "r1", "val-core/T/reward/mean_at_1", 0.5, 3),
         ("metric", "r1", "val-core/T/reward/pass_hat_2", 0.25, 3),
-        ("end", "r1"),
+        ("end", "r1", "KILLED"),
+        ("again", "r1", "RUNNING"),
+        ("end", "r1", "FINISHED"),
     ]
 
 
@@ -277,25 +286,45 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_a_disk_that_is_still_full_on_closing_hides_nothing(tmp_path):
-    closed = []
+@pytest.mark.parametrize(
+    ("error", "ending"), [(None, "finished"), (RuntimeError, "failed"), (KeyboardInterrupt, "killed")]
+)
+def test_trackers_learn_how_the_run_ended(tmp_path, error, ending):
+    sink = Recorder()
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt), MetricsLog(tmp_path, RECIPE, sinks=[sink]) as log:
+        log.write(1, {"a": 1.0})
+        if error is not None:
+            raise error
+    assert (sink.closed, sink.ending) == (1, ending)
 
-    class Sink:
-        name = "closing"
 
-        def log(self, step, metrics):
-            pass
+def test_half_a_line_that_a_full_disk_took_is_taken_back_and_never_turns_up_later(tmp_path):
+    class Filling:
+        """A file whose disk takes five more bytes of the next line, and all again after that."""
+
+        def __init__(self, real):
+            self.real, self.left = real, 5
+
+        def fileno(self):
+            return self.real.fileno()
+
+        def write(self, data):
+            if self.left == 0:
+                self.left = None
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = self.real.write(data if self.left is None else data[: self.left])
+            self.left = None if self.left is None else 0
+            return taken
 
         def close(self):
-            closed.append(True)
+            self.real.close()
 
-    log = MetricsLog(tmp_path, load_recipe(None, []), sinks=[Sink()])
-    log._file.close()
-
-    class Full:
-        def close(self):
-            raise OSError("No space left on device")
-
-    log._file = Full()
+    log = MetricsLog(tmp_path, RECIPE, sinks=[])
+    log.write(1, {"a": 1.0})
+    log._file = Filling(log._file)
+    with pytest.raises(InfrastructureError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
+        log.write(2, {"a": 2.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+    log.write(3, {"a": 3.0})
     log.close()
-    assert closed == [True]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 3]

@@ -232,7 +232,7 @@ class ChatEndpoint:
 
     def _backoff_s(self, tried: int) -> float:
         # Jitter keeps a group's members from retrying in step; it changes when an answer comes, not which.
-        longest = min(self.config.backoff_s * 2 ** (tried - 1), MAX_BACKOFF_S)
+        longest: float = min(self.config.backoff_s * 2 ** (tried - 1), MAX_BACKOFF_S)
         return longest * random.SystemRandom().uniform(0.5, 1.0)
 
     def _where(self) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sinkflex.attention import SequenceLayout, sink_attention
+from sinkflex.attention.reference import reference_attention
 
 
 def test_hand_case() -> None:
@@ -40,6 +41,25 @@ def test_hand_case_gradients() -> None:
         assert grads[0].flatten().tolist() == pytest.approx([-0.4, 1.2, 4.8], rel=1e-13)
         assert grads[1].flatten().tolist() == pytest.approx([0.1, 0.2, 0.3], rel=1e-13)
         assert grads[2].tolist() == pytest.approx([-5.6], rel=1e-13)
+
+
+def test_hand_case_with_a_bias_and_a_sink_for_each_query() -> None:
+    # Scores ln 1, ln 2 as above; the bias ln 3 on key 0 makes its weight 3.
+    # token 0: sink ln 2: weights 3 and 2,   sum 5:  out = 10 * 3/5            = 6
+    # token 1: sink ln 5: weights 3 2 and 5, sum 10: out = (10 * 3 + 20 * 2)/10 = 7
+    # d out_0 / d bias_00 = 3/5 * (10 - 6) = 2.4;  d out_0 / d sink_0 = 2/5 * (0 - 6) = -2.4
+    # d out_1 / d bias_1: 3/10 * (10 - 7) = 0.9, 2/10 * (20 - 7) = 2.6;  d out_1 / d sink_1 = 5/10 * (0 - 7) = -3.5
+    key = torch.tensor([1.0, 2.0], dtype=torch.float64).log().view(1, 1, 2, 1)
+    value = torch.tensor([10.0, 20.0], dtype=torch.float64).view(1, 1, 2, 1)
+    sinks = torch.tensor([2.0, 5.0], dtype=torch.float64).log().view(1, 1, 2).requires_grad_()
+    bias = torch.tensor([[3.0, 1.0], [3.0, 1.0]], dtype=torch.float64).log().view(1, 1, 2, 2).requires_grad_()
+    visible = torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
+    out, lse = reference_attention(torch.ones_like(key), key, value, sinks, visible, scale=1.0, bias=bias)
+    assert out.flatten().tolist() == pytest.approx([6.0, 7.0], rel=1e-14)
+    assert lse.flatten().tolist() == pytest.approx([math.log(5), math.log(10)], rel=1e-14)
+    by_sink, by_bias = torch.autograd.grad(out.sum(), (sinks, bias))
+    assert by_sink.flatten().tolist() == pytest.approx([-2.4, -3.5], rel=1e-13)
+    assert by_bias.flatten().tolist() == pytest.approx([2.4, 0.0, 0.9, 2.6], rel=1e-13)
 
 
 LENGTHS, PARENTS = [4, 3, 2, 3, 2], [-1, 0, 1, 0, -1]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import torch
 
+from sinkflex.bench.meter import machine
 from sinkflex.envs import ENV_IDS
 from sinkflex.envs.checks.play import oracle_policy, play_episode, write_action
+from sinkflex.envs.checks.soundness import grade_calls
 from sinkflex.envs.protocol import call, say
 from sinkflex.envs.tools import Side
 from sinkflex.types import StopReason
@@ -39,19 +41,6 @@ def hand_off_action(domain: Any) -> str | None:
     return None
 
 
-def one_side_alone(domain: Any, task: Any, transcript: Any, side: Side) -> float:
-    """Return the grade after one side's calls of the oracle's episode on a fresh world."""
-    world = domain.build_world(task)
-    tools = domain.agent_tools if side is Side.AGENT else domain.user_tools
-    handed_off = False
-    for who, message in transcript:
-        for made in message.tool_calls if who is side else ():
-            reply = tools.call(world, made)
-            handed_off |= reply.tool is not None and reply.error is None and reply.tool.stops is StopReason.HAND_OFF
-    graded = domain.components(task, world, handed_off=handed_off)
-    return math.prod(value for value in graded.values() if value is not None)
-
-
 def failures_of(env: Any, task_id: str, hand_off: str | None) -> list[str]:
     """Return the claims that fail on one task."""
     domain = env.unwrapped.domain
@@ -61,7 +50,10 @@ def failures_of(env: Any, task_id: str, hand_off: str | None) -> list[str]:
         failed.append("oracle")
     transcript = list(env.unwrapped.episode.transcript)
     if task.dual:
-        failed += [f"{side}_only" for side in Side if one_side_alone(domain, task, transcript, side) > 0.0]
+        for side in Side:
+            calls = [made for who, message in transcript if who is side for made in message.tool_calls]
+            if grade_calls(domain, task, side, calls) > 0.0:
+                failed.append(f"{side}_only")
     idle = write_action(say("Hello."))
     if play_episode(env, task_id, policy=lambda _, step: idle).score > 0.0:
         failed.append("do_nothing")
@@ -115,7 +107,9 @@ def main() -> int:
                     rows.append(row)
                     print(env_id, split, tier, f"{row['tasks']}/{row['of']}", row["failures"] or "ok", flush=True)
     if given.out is not None:
-        given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(
+            json.dumps({"machine": machine(torch.device("cpu")), "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -88,7 +88,7 @@ def both_sides(bench: Bench) -> Iterator[str]:
         transcript = env.episode.transcript
         for side in Side:
             calls = [made for who, message in transcript if who is side for made in message.tool_calls]
-            value = _grade_calls(domain, task, side, calls)
+            value = grade_calls(domain, task, side, calls)
             if value > 0.0:
                 yield (
                     f"{task_id}: the {side}'s calls alone satisfy the grader ({value:g}) though dual=True; make the "
@@ -96,7 +96,15 @@ def both_sides(bench: Bench) -> Iterator[str]:
                 )
 
 
-def _grade_calls(domain: Domain[Any], task: Task, side: Side, calls: list[ToolCall]) -> float:
+def grade_calls(domain: Domain[Any], task: Task, side: Side, calls: list[ToolCall]) -> float:
+    """Return the grade after one side's calls of an episode on a fresh world.
+
+    Args:
+        domain: the domain.
+        task: one of its tasks.
+        side: who made the calls.
+        calls: in the order they were made.
+    """
     world = domain.build_world(task)
     tools = domain.agent_tools if side is Side.AGENT else domain.user_tools
     handed_off = False
